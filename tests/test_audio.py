@@ -30,8 +30,7 @@ def contents(tmp_path_factory):
         soundfile.write(folder / name, samples, RATE, format=file_format, subtype=subtype)
         found[name] = (folder / name).read_bytes()
     for name in OF_FFMPEG if shutil.which("ffmpeg") else ():
-        command = ["ffmpeg", "-v", "error", "-f", "wav", "-i", "wav", f"new.{name}"]
-        subprocess.run(command, cwd=folder, check=True)
+        subprocess.run(["ffmpeg", "-v", "error", "-f", "wav", "-i", "wav", f"new.{name}"], cwd=folder, check=True)
         found[name] = (folder / f"new.{name}").read_bytes()
     return found
 
@@ -156,8 +155,7 @@ def test_a_flac_stream_without_a_length_is_read(contents, tmp_path):
 
 def test_recordings_without_samples_stay_empty(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(0), RATE)
-    content = (tmp_path / "a.wav").read_bytes()
-    (tmp_path / "b.wav").write_bytes(content + b"LIST" + (4).to_bytes(4, "little") + b"INFO")
+    (tmp_path / "b.wav").write_bytes((tmp_path / "a.wav").read_bytes() + b"LIST" + (4).to_bytes(4, "little") + b"INFO")
     for name in ("a.wav", "b.wav"):
         with pytest.raises(ValueError, match="has no samples"):
             checked_seconds(tmp_path / name)

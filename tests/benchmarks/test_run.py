@@ -43,7 +43,7 @@ def changed(change):
         decode = ready.decoder.decode
 
         def decode_changed(*batch):
-            return [replace_paths(nbest, change) for nbest in decode(*batch)]
+            return [replace(nbest, paths=tuple(map(change, nbest.paths))) for nbest in decode(*batch)]
 
         return ready._replace(
             run=decode_changed,
@@ -54,10 +54,6 @@ def changed(change):
         )
 
     return prepare
-
-
-def replace_paths(nbest, change):
-    return replace(nbest, paths=tuple(change(path) for path in nbest.paths))
 
 
 def first_token_only(path):

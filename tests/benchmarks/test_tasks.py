@@ -160,8 +160,7 @@ def clear_task(tiny_task: Task) -> Task:
         for i, token in enumerate(tokens):
             row[2 * i, 32] = -20.0
             row[2 * i, token] = -1e-6
-    lengths = torch.tensor([2 * len(tokens) for tokens in tiny_task.tokens])
-    return replace(tiny_task, inputs=log_probs, lengths=lengths)
+    return replace(tiny_task, inputs=log_probs, lengths=torch.tensor([2 * len(tokens) for tokens in tiny_task.tokens]))
 
 
 @pytest.mark.parametrize(

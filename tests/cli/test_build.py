@@ -111,8 +111,7 @@ def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
     pytest.importorskip("nemo.collections.asr")
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    tokenizers = {"de": lambda text: [0], "en": lambda text: [1]}
-    several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language=tokenizers)
+    several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language={"de": lambda text: [0], "en": lambda text: [1]})
     head = SimpleNamespace(vocabulary=lambda: several)
     monkeypatch.setattr(Model, "load", lambda *_, **__: SimpleNamespace(head=lambda name: head))
     assert vocabulary_of("m.nemo", None, "en", "ctc").tokenize("b") == [1]

@@ -14,6 +14,7 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search import self_check
 from nemo_gpu_decoding.search.self_check import Verdict
+from tests.search.test_backend import FakeRuntime
 
 
 def facts(**options):
@@ -102,17 +103,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-
-
-class FakeRuntime:
-    def __init__(self, reason):
-        self.reason = reason
-
-    def device_for(self, device):
-        return torch.device("cuda", 0)
-
-    def why_not(self, device):
-        return self.reason
 
 
 @pytest.mark.usefixtures("gpu")

@@ -228,8 +228,7 @@ def test_tune_transducer_with_both_blank_scoring_modes(assets, manifest, tmp_pat
 
 def test_grid_of_transducers_without_fusion_has_no_bonus():
     small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]")
-    fused = grid(small, "alsd_pp", has_phrases=False)
-    pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in fused]
+    pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in grid(small, "alsd_pp", has_phrases=False)]
     assert pairs == [(beta, mode) for beta in (0.0, 1.0) for mode in ("no_score", "lm_weighted_full")]
     assert {point.beam_beta for point in grid(options(), "alsd_pp", has_phrases=False)} == {0.0, 1.0}
     assert grid(options(), "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
@@ -342,8 +341,7 @@ def test_second_stage_tries_larger_beams_and_segmentations(strategy):
 
 
 def test_grid_combines_listed_beam_sizes_and_segmentations():
-    listed = options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]")
-    points, (*_, larger) = stages(listed, "alsd_pp")
+    points, (*_, larger) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
     assert set(larger(points[0])) <= set(points)
     _, (*_, larger) = stages(options("beam_size=[4]"), "flexctc_beam")
@@ -391,8 +389,7 @@ def test_stages_of_word_graphs_try_lm_then_boosting_weights():
     around = {best._replace(lm_weight=0.5), best._replace(lm_weight=1.0), best._replace(large_lm_weight=0.5)}
     assert set(neighbours(best)) == {best} | around
     least = best._replace(lm_weight=0.3)
-    around_least = {best._replace(lm_weight=0.5), least._replace(large_lm_weight=0.5)}
-    assert set(neighbours(least)) == {least} | around_least
+    assert set(neighbours(least)) == {least} | {best._replace(lm_weight=0.5), least._replace(large_lm_weight=0.5)}
     wide = [point for point in (*points, *tried, *around) if point.beam_width == 40.0]
     assert len(wide) <= 6  # these take ten times as long, and of all combinations they would be half: 70
 

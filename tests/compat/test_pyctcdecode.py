@@ -257,8 +257,7 @@ def test_logits_log_probs_and_probabilities(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1])
     logits = random_logits(9, 4, 1)
     (expected, *_) = decoder.decode_beams(logits)
-    forms = log_softmax(logits), np.exp(log_softmax(logits)), logits.astype(np.float32), torch.from_numpy(logits)
-    for form in forms:
+    for form in log_softmax(logits), np.exp(log_softmax(logits)), logits.astype(np.float32), torch.from_numpy(logits):
         (found, *_) = decoder.decode_beams(form)
         assert found.text == expected.text
         assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
@@ -424,16 +423,10 @@ def test_pyctcdecode_interface_works_without_nemo(lm):
     assert done.stdout.strip() == "a b a b"
 
 
-def history_decoder(tmp_path, order):
-    """A decoder with a random LM of this order over single letters."""
-    arpa = tmp_path / f"{order}.arpa"
-    arpa.write_text(arpa_text(random_table(["a", "b"], order, 1.0, seed=0)))
-    return build_ctcdecoder(CHARACTERS, str(arpa))
-
-
 @pytest.mark.parametrize(("order", "kept"), [(1, 2), (2, 2), (3, 3), (4, 4)])
 def test_pruned_history_and_the_state_of_the_lm_are_as_long_as_the_lm_looks_back(order, kept, tmp_path):
-    decoder = history_decoder(tmp_path, order)
+    (tmp_path / "lm.arpa").write_text(arpa_text(random_table(["a", "b"], order, 1.0, seed=0)))
+    decoder = build_ctcdecoder(CHARACTERS, str(tmp_path / "lm.arpa"))
     texts = ["a a a b", "b a a b", "a b a b", "b b a b", "a a b b", "a a a a"]
     beams = [OutputBeam(text, None, [], 0.0, -float(n)) for n, text in enumerate(texts)]
     options = _Options(9, -99.0, -5.0, True, (), 9)

@@ -49,14 +49,6 @@ def wav2vec2(tmp_path_factory):
     return transformers.Wav2Vec2ForCTC(config).eval(), tokenizer, transformers.Wav2Vec2FeatureExtractor()
 
 
-@pytest.fixture(scope="module")
-def recognizer(wav2vec2):
-    model, tokenizer, extractor = wav2vec2
-    return transformers.AutomaticSpeechRecognitionPipeline(
-        model=model, tokenizer=tokenizer, feature_extractor=extractor, decoder=build_ctcdecoder(VOCABULARY)
-    )
-
-
 def run_snippet(marker, name, folder, audio, **replaced):
     """Run the block of the page about transformers that has a marker, with a model in a folder."""
     page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
@@ -71,7 +63,11 @@ def noise(*seconds):
     return [np.random.default_rng(i).standard_normal(int(16000 * n)).astype(np.float32) for i, n in enumerate(seconds)]
 
 
-def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
+def test_a_pipeline_decodes_with_offsets_and_hotwords(wav2vec2):
+    model, tokenizer, extractor = wav2vec2
+    recognizer = transformers.AutomaticSpeechRecognitionPipeline(
+        model=model, tokenizer=tokenizer, feature_extractor=extractor, decoder=build_ctcdecoder(VOCABULARY)
+    )
     audio = noise(1, 1)
     plain = recognizer(audio, batch_size=2, return_timestamps="word", decoder_kwargs={"beam_width": 8})
     alone = [recognizer(one, return_timestamps="word", decoder_kwargs={"beam_width": 8}) for one in audio]
@@ -86,14 +82,10 @@ def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
 
 
 @pytest.fixture
-def without_pyctcdecode(monkeypatch):
+def saved(wav2vec2, monkeypatch, tmp_path):
+    """A repository of a model with an LM, made without pyctcdecode and kenlm."""
     for name in "pyctcdecode", "pyctcdecode.alphabet", "pyctcdecode.constants", "kenlm":
         monkeypatch.setitem(sys.modules, name, None)
-
-
-@pytest.fixture
-def saved(wav2vec2, without_pyctcdecode, tmp_path):
-    """A repository of a model with an LM, made without pyctcdecode and kenlm."""
     provide_pyctcdecode()
     model, tokenizer, extractor = wav2vec2
     lm = tmp_path / "lm.arpa"

@@ -229,8 +229,7 @@ def test_times_and_confidence_are_plausible(subject, decoder, inputs):
             assert (np.diff(path.frames) >= 0).all()
             assert (path.repeats >= 1).all()
             assert ((path.token_confidence > 0) & (path.token_confidence <= 1)).all()
-            sizes = {len(path.tokens), len(path.frames), len(path.repeats), len(path)}
-            assert sizes == {len(path.token_confidence)}
+            assert {len(path.tokens), len(path.frames), len(path.repeats), len(path)} == {len(path.token_confidence)}
 
 
 def test_partial_follows_the_stream(subject, decoder, inputs, expected):
@@ -455,8 +454,7 @@ def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):
 
 @pytest.mark.parametrize("frames", [0, 5])
 def test_utterance_without_frames_is_empty(subject, variant, frames):
-    empty = subject.random_inputs(2, frames, seed=0).to(subject.device)
-    for nbest in subject.bare(variant).decode(empty, [0, 0]):
+    for nbest in subject.bare(variant).decode(subject.random_inputs(2, frames, seed=0).to(subject.device), [0, 0]):
         assert (len(nbest), len(nbest.best), nbest.num_frames) == (1, 0, 0)
         assert subject.score_of_nothing in (None, nbest.best.score)
 
@@ -968,8 +966,7 @@ def test_weight_zero_means_absent(subject, variant, decoder, inputs):
         variant, replace(own, lm_weight=0.0, boosting_weight=0.0, source_lm=None, source_lm_weight=None)
     )
     assert all_facts(off.decode(inputs, LENGTHS)) == bare
-    requests = [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH
-    assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == bare
+    assert all_facts(decoder.decode(inputs, LENGTHS, [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH)) == bare
 
 
 @of(TokenFusion)
@@ -1004,8 +1001,7 @@ def test_tokens_last_as_long_as_their_frames(subject, decoder, inputs):
             for token, frame, repeats, confidence in zip(
                 path.tokens, path.frames, path.repeats, path.token_confidence, strict=True
             ):
-                mean = probabilities[b, frame : frame + repeats, token].mean()
-                assert confidence == pytest.approx(mean, rel=1e-4)
+                assert confidence == pytest.approx(probabilities[b, frame : frame + repeats, token].mean(), rel=1e-4)
 
 
 @of(FlexCTC)
@@ -1062,8 +1058,7 @@ def test_wrong_blank_is_named(subject, blank_id):
 
 @of(Transducer)
 def test_without_score_norm_the_score_itself_sorts(subject, variant, inputs):
-    decoder = subject.fused(variant, score_norm=False)
-    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+    for nbest, length in zip(subject.fused(variant, score_norm=False).decode(inputs, LENGTHS), LENGTHS, strict=True):
         scores = [path.score for path in nbest]
         assert scores == sorted(scores, reverse=True)
         assert len({subject.text(path) for path in nbest}) == len(nbest) >= subject.least_n_best(length)

@@ -93,8 +93,7 @@ class Transducer(TokenFusion):
         return self.make(self.networks_of(variant, blank=100.0), beam_size=4), self.random_inputs(1, 20, seed=3)
 
     def without_preference(self, variant):
-        networks = self.networks_of(variant, scale=0.0)
-        decoder = self.make(networks, beam_size=6, n_best=self.n_best, alignments=True)
+        decoder = self.make(self.networks_of(variant, scale=0.0), beam_size=6, n_best=self.n_best, alignments=True)
         return decoder, torch.zeros(3, 6, self.width)
 
     def least_n_best(self, frames):

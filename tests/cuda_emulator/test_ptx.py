@@ -168,8 +168,7 @@ def module_of(*bodies: str) -> str:
 
 
 def test_load_beyond_the_parameters_is_named(tmp_path):
-    body = "ld.param.u64 %rd1, [THIS_param_0+8]; cvt.u32.u64 %r1, %rd1;"
-    library = link_ptx(module_of(body), tmp_path, tmp_path)
+    library = link_ptx(module_of("ld.param.u64 %rd1, [THIS_param_0+8]; cvt.u32.u64 %r1, %rd1;"), tmp_path, tmp_path)
     signature = Signature("kernel_0", {"out": Tensor(torch.int32, (32,), written=True)})
     module = EmulatedModule(EmulatedRuntime(), library, False)
     with pytest.raises(EmulatorError, match=r"ld\.param of 8 bytes at 8 of 8 bytes"):

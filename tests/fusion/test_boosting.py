@@ -281,8 +281,7 @@ def test_phrase_lists_of_all_forms_give_the_same_tree():
 def test_keys_of_the_nemo_development_branch_are_accepted():
     config = BoostingConfig(key_phrase_items_list=[{"phrase": "abc", "lang": None, "alpha": 2.0}], bpe_mode="var_bpe")
     plain = BoostingConfig(key_phrase_items_list=[Phrase("abc", 2.0)], segmentations=8)
-    tree = load_boosting_tree(config, VOCABULARY)
-    assert tree.fingerprint == load_boosting_tree(plain, VOCABULARY).fingerprint
+    assert load_boosting_tree(config, VOCABULARY).fingerprint == load_boosting_tree(plain, VOCABULARY).fingerprint
     assert BoostingConfig(bpe_mode="case_insensitive").is_case_ignored
     assert BoostingConfig(bpe_mode="case_insensitive").sequences_per_spelling == 8
     assert BoostingConfig(bpe_mode="bpe_dropout", num_of_transcriptions=3).sequences_per_spelling == 3
@@ -314,8 +313,7 @@ def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_p
         "backoff_weights": torch.tensor([0.0, -1.0, 0.0]),
         "final_weights": torch.tensor([0.0, 0.0, 1.0]),
     }
-    config = {"vocab_size": 2, "num_arcs": 3, "separate_bos_state": False}
-    path = write_nemo(tmp_path / "tree.nemo", config, tensors)
+    path = write_nemo(tmp_path / "tree.nemo", {"vocab_size": 2, "num_arcs": 3, "separate_bos_state": False}, tensors)
     tree = load_boosting_tree(BoostingConfig(model_path=str(path)), Vocabulary(("a", "b"), "char"))
     assert tree.start_state == 0
     assert tree.score([0, 1]) == 3.5
@@ -397,6 +395,11 @@ def test_two_sources_of_phrases_are_refused(options, message):
         ({"bpe_alpha": 0.1}, "bpe_alpha is 0.1, which has no effect"),
         ({"num_of_transcriptions": 9}, "num_of_transcriptions is 9, .* use_bpe_dropout is False"),
         ({"key_phrase_items_list": [{"text": "abc"}]}, "or the keys phrase, lang, weight and aliases"),
+        *[({"ac_threshold": value}, "ac_threshold is .*, expected") for value in (-0.1, 1.5, "high")],
+        (
+            {"model_path": "a.nemo", "ac_threshold": 0.1},
+            r"is 0\.1 with model_path, which names no phrases, expected 0",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(options, message):

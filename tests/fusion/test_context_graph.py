@@ -58,8 +58,7 @@ def build_apart(weights, continuations=(), outside=()):
         ScoredSequence(tokens, weight * np.ones(len(tokens)), weight, tokens not in outside)
         for tokens, weight in weights.items()
     ]
-    labels = np.isin(np.arange(V), list(continuations))
-    return build_context_graph(own, V, is_continuation=labels, overlapping=False)
+    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)), overlapping=False)
 
 
 def bonuses(weights):

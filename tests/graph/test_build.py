@@ -88,8 +88,7 @@ def test_texts_cost_what_lm_and_lexicon_say(tmp_path, order, seed):
     graph = build_graph(arpa, toy_lexicon(), cache=False)
     for text in random_texts(25, seed=seed):
         for tokens in spellings_of(text):
-            costs = costs_of(graph, tokens)
-            assert costs[text] == pytest.approx(cheapest_lm_cost(table, text, order), abs=1e-4)
+            assert costs_of(graph, tokens)[text] == pytest.approx(cheapest_lm_cost(table, text, order), abs=1e-4)
 
 
 def test_token_sequences_stand_for_all_their_texts_and_no_others(tmp_path):
@@ -106,8 +105,7 @@ def test_redundant_backoff_states_are_removed(tmp_path):
     grammar = read_grammar(toy_arpa(tmp_path / "lm.arpa", seed=3, order=3, keep=0.05))
     g = grammar_fst(grammar, np.arange(1, len(grammar.words) + 1), 99)
     arcs = np.diff(g.arc_begin)
-    backoffs = np.bincount(g.sources()[g.arcs["input"] == 99], minlength=g.num_states)
-    does_nothing_else = (arcs == backoffs) & (arcs > 0)
+    does_nothing_else = (arcs == np.bincount(g.sources()[g.arcs["input"] == 99], minlength=g.num_states)) & (arcs > 0)
     does_nothing_else[g.start] = False
     states, suffix = grammar.automaton.arrays.states, grammar.automaton.arrays.states["backoff_to"]
     own_end = ~np.isclose(states["final_weight"], states["backoff_weight"] + states["final_weight"][suffix], rtol=1e-6)
@@ -165,8 +163,7 @@ def test_open_vocabulary_reads_any_word(tmp_path):
     graph = build_graph(arpa, toy_lexicon(), open_vocabulary=unknown, cache=False)
     table = toy_table(seed=1)
     found = costs_of(graph, (0, 4, 4))  # ▁a d d: no word
-    expected = cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5
-    assert found == {("<unk>",): pytest.approx(expected, abs=1e-4)}
+    assert found == {("<unk>",): pytest.approx(cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5, abs=1e-4)}
     assert ("ab", "<unk>") in costs_of(graph, (0, 2, 1))
     assert ("<unk>",) not in costs_of(graph, (0, 1))  # ▁a ▁b: two words, whatever they are
 

@@ -54,8 +54,7 @@ def test_response_formats_hold_the_text():
         assert transcribe(server).text == "1 2 3"
         assert transcribe(server, response_format="text") == "1 2 3\n"
         assert transcribe(server, response_format="srt").startswith("1\n00:00:00,000 --> 00:00:00,040\n1 2 3\n")
-        vtt = transcribe(server, response_format="vtt")
-        assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.040\n1 2 3\n")
+        assert transcribe(server, response_format="vtt").startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.040\n1 2 3\n")
         assert counted(server, "streams_total", outcome="end") == 4
 
 
@@ -79,8 +78,7 @@ def test_verbose_json_has_words_and_segments():
         assert [(each.id, each.start, each.end, each.text) for each in found.segments] == [
             (0, 0.0, 0.02, "1 2"), (1, 0.03, 0.04, "3")
         ]  # fmt: skip
-        only = transcribe(server, response_format="verbose_json", timestamp_granularities=["word"])
-        assert only.segments is None
+        assert transcribe(server, response_format="verbose_json", timestamp_granularities=["word"]).segments is None
         assert transcribe(server, response_format="verbose_json", language="en").words is None
 
 
@@ -241,8 +239,7 @@ def test_clients_hear_of_channels_that_cancel():
     samples, file = np.frombuffer(audio(*SPOKEN), "<i2"), io.BytesIO()
     soundfile.write(file, np.stack([samples, -samples], axis=1), RATE, format="WAV", subtype="PCM_16")
     with running() as server:
-        found = transcribe(server, ("a.wav", file.getvalue()))
-        assert "the average of its channels is almost silent" in found.warning
+        assert "the average of its channels is almost silent" in transcribe(server, ("a.wav", file.getvalue())).warning
         assert not hasattr(transcribe(server), "warning")
 
 

@@ -60,8 +60,7 @@ def test_every_device_lookup_equals_that_of_the_cpu(emulated_runtime, tmp_path, 
         targets=targets,
         count=len(asked),
     )
-    expected = [lm.advance(*question) for question in asked]
-    assert list(zip(costs.tolist(), targets.tolist(), strict=True)) == expected
+    assert list(zip(costs.tolist(), targets.tolist(), strict=True)) == [lm.advance(*question) for question in asked]
 
 
 # -------- paged.cuh against packed.py: every look-up through the cache, to the bit, whatever its size
@@ -139,7 +138,6 @@ def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, t
 def test_nvrtc_compiles_the_lookup_without_a_warning(path):
     source = read_source(str(path))
     for arch in (nvrtc.architectures()[0], nvrtc.architectures()[-1]):
-        options = compiler_options(Architecture(arch))
-        compiled = nvrtc.compile_program(path.name, source.text, source.headers, options)
+        compiled = nvrtc.compile_program(path.name, source.text, source.headers, compiler_options(Architecture(arch)))
         assert len(compiled.code) > 0
         assert "warning" not in compiled.log

@@ -143,8 +143,7 @@ def emissions_of(model, utterances, batch_size=15):
     found = greedy(model).transcribe(files, batch_size=batch_size, return_hypotheses=True, verbose=False)
     rows = [hypothesis.y_sequence.clone() for hypothesis in found]
     lengths = torch.tensor([len(row) for row in rows])
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return padded, lengths, [hypothesis.text for hypothesis in found]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths, [hypothesis.text for hypothesis in found]
 
 
 @pytest.fixture

@@ -208,8 +208,7 @@ def test_decoding_and_results_can_be_copied(case):
 
 
 def test_saved_model_keeps_the_strategy(case, files, tmp_path):
-    cfg = case.cfg(**case.lm, **case.phrases("gdansk"), **case.own)
-    expected = texts(transcribed(case.model, cfg, files[:2]))
+    expected = texts(transcribed(case.model, case.cfg(**case.lm, **case.phrases("gdansk"), **case.own), files[:2]))
     case.model.save_to(str(tmp_path / "model.nemo"))
     other = type(case.model).restore_from(str(tmp_path / "model.nemo"), map_location="cpu").eval()
     assert other.cfg.decoding.strategy == case.strategy
@@ -348,8 +347,7 @@ def test_phrases_below_the_threshold_are_withdrawn(case, files):
 
 def test_request_changes_the_lm_weight_of_its_utterance_alone(case, files):
     def found():
-        results = case.model.transcribe(files, verbose=False)
-        return [(hypothesis.text, hypothesis.score) for hypothesis in results]
+        return [(hypothesis.text, hypothesis.score) for hypothesis in case.model.transcribe(files, verbose=False)]
 
     no_lm = case.cfg(**case.lm | ({} if case.has_words else {"ngram_lm_model": None}))
     plain = texts(transcribed(case.model, no_lm, files))

@@ -79,8 +79,7 @@ def equal_texts(greedy, ours):
 @pytest.mark.parametrize("beam_size", [1, 16])
 def test_timestamps_equal_those_of_greedy(ctc_model, files, beam_size):
     greedy = transcribed(ctc_model, GREEDY, files, timestamps=True)
-    ours = transcribed(ctc_model, flexctc(beam_size=beam_size), files, timestamps=True)
-    for a, b in equal_texts(greedy, ours):
+    for a, b in equal_texts(greedy, transcribed(ctc_model, flexctc(beam_size=beam_size), files, timestamps=True)):
         for level in ("char", "word", "segment"):
             assert a.timestamp[level] == b.timestamp[level]
         assert b.timestamp["word"][0]["start"] is not None  # in seconds, too

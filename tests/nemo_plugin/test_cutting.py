@@ -57,8 +57,9 @@ def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
     assert not doubtful
 
 
-def test_an_hour_of_silence_is_a_segment_of_a_second():
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(45000), MINUTE, STEP) == ([(0, 12)], [])
+@pytest.mark.parametrize(("frames", "expected"), [(45000, [(0, 12)]), (0, [])], ids=["an hour", "no recording"])
+def test_silence_is_a_segment_of_a_second_and_an_empty_recording_has_none(frames, expected):
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(frames), MINUTE, STEP) == (expected, [])
 
 
 def test_noise_without_words_is_cut():
@@ -186,10 +187,6 @@ def test_a_segment_begins_with_its_sound_to_a_millisecond(rate):
     assert onset(np.zeros(rate // 100), rate, 0.002) == onset(np.zeros(3), rate, 0.002) == 0
 
 
-def test_an_empty_recording_has_no_segment():
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(0), MINUTE, STEP) == ([], [])
-
-
 @pytest.mark.parametrize("length", [3.0, 6.0, 40.0])
 def test_the_longest_pause_is_chosen_that_keeps_segments_as_short_as_in_training(length):
     """Sentences of 2 s, with pauses that become longer in turn, from 0.1 to 0.9 s."""
@@ -281,8 +278,7 @@ def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
     pieces = [Word(letter, 0.2 * n + 0.3, 0.2 * n + 0.4) for n, letter in enumerate(text)]
     whole = Word(text, 0.3, pieces[-1].end, pieces=tuple(pieces))
     words = [Word("one", 0.0, 0.2), whole, Word("two", 0.0, 0.1).later(whole.end)]
-    whole_text = Transcript(f"one {text} two", words=tuple(words))
-    found = parsed(subtitles([whole_text], file_format, 0.3), file_format)
+    found = parsed(subtitles([Transcript(f"one {text} two", words=tuple(words))], file_format, 0.3), file_format)
     assert "".join(text for _, _, text in found).replace(" ", "") == f"one{text}two"
     assert found[0][2].startswith("one ")
     assert found[-1][2].endswith(" two")

@@ -77,8 +77,7 @@ def test_incomplete_line_is_removed(tmp_path, rows):
 def test_other_file_part_request_or_options_begin_anew(tmp_path, rows):
     file = tmp_path / ".out.run"
     Log(file, {"beam_size": 4}).kept(rows, lambda: ["one", "two"])
-    with_request = [rows[0], Utterance("talk.wav", rows[1].audio, 1.0, request=("a phrase",))]
-    asked = [(4, rows), (4, with_request), (8, rows)]
+    asked = [(4, rows), (4, [rows[0], Utterance("talk.wav", rows[1].audio, 1.0, request=("a phrase",))]), (8, rows)]
     assert [Log(file, {"beam_size": size}).has(batch) for size, batch in asked] == [True, False, False]
     rows[0].path.write_bytes(b"other samples")
     assert not Log(file, {"beam_size": 4}).has(rows)

@@ -177,8 +177,7 @@ def build_toy_transducer(owner, cfg, decoder, joint):
 
 
 def test_strategy_spec_adds_a_transducer_strategy(hybrid_model, files, monkeypatch):
-    spec = StrategySpec("toy", "rnnt", "beam", f"{__name__}:build_toy_transducer")
-    monkeypatch.setitem(STRATEGIES, "toy", spec)
+    monkeypatch.setitem(STRATEGIES, "toy", StrategySpec("toy", "rnnt", "beam", f"{__name__}:build_toy_transducer"))
     greedy = hybrid_model.transcribe(files[:2], verbose=False)
     cfg = {"strategy": "toy", "beam": {"flavour": "sweet", "return_best_hypothesis": False}}
     hybrid_model.change_decoding_strategy(cfg, verbose=False)

@@ -36,11 +36,6 @@ def cfg(assets):
 
 
 @pytest.fixture(scope="module")
-def many_emissions(shared_ctc_model, many_utterances):
-    return emissions_of(shared_ctc_model, many_utterances)
-
-
-@pytest.fixture(scope="module")
 def names(assets):
     """Words that the LM does not list; some are spoken in the test set."""
     return (assets / "phrases.txt").read_text().split()
@@ -160,7 +155,8 @@ def test_request_for_new_words_of_an_older_graph_is_refused(ctc_model, cfg, file
         pass
 
 
-def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, many_emissions):
+def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, shared_ctc_model, many_utterances):
+    many_emissions = emissions_of(shared_ctc_model, many_utterances)
     costs = {"unknown_word_cost": 0.0, "unknown_piece_cost": 0.0}
     closed = decoded(ctc_model, cfg(), many_emissions)
     words = set(ctc_model.decoding.decoding.decoder().graph.words)

@@ -152,8 +152,7 @@ def test_added_words_are_found(arpa, tmp_path):
 
 @pytest.mark.parametrize(("phrase", "ignore_case", "text"), [("Page", True, "page"), ("Acme", True, "acme")])
 def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase, ignore_case, text):
-    tree = {"key_phrases_list": [phrase], "ignore_case": ignore_case}
-    decoding = decoding_of(arpa_lm_path=arpa, boosting_tree=tree)
+    decoding = decoding_of(arpa_lm_path=arpa, boosting_tree={"key_phrases_list": [phrase], "ignore_case": ignore_case})
     assert heard(decoding, text).text == text
     assert phrase not in decoding.decoding.decoder().graph.words
 
@@ -238,8 +237,7 @@ def test_nemos_open_vocabulary_graphs_are_refused(arpa, graph, tmp_path):
 
 
 def test_graph_of_another_model_is_refused(arpa, tmp_path):
-    other = build_graph(arpa, Vocabulary(("b", "a", *LETTERS[2:]), "char"), cache=False)
-    save_graph(other, tmp_path / "other.graph")
+    save_graph(build_graph(arpa, Vocabulary(("b", "a", *LETTERS[2:]), "char"), cache=False), tmp_path / "other.graph")
     with pytest.raises(ValueError, match=r"another tokenizer than the model's: 'an' is spelled 'bn'"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "other.graph")), "an")
     larger = Lexicon({word: ((n, BLANK + 1),) for n, word in enumerate(WORDS)}, BLANK + 2)

@@ -50,8 +50,7 @@ def assert_is_best(nbest, text, score):
     assert tuple(nbest.best.tokens.tolist()) == (text if is_sentence else ())
     assert math.isfinite(nbest.best.score)
     parts = nbest.best.parts
-    total = parts.acoustic + parts.lm + parts.boosting + parts.insertion
-    assert total == pytest.approx(nbest.best.score, abs=1e-4)
+    assert parts.acoustic + parts.lm + parts.boosting + parts.insertion == pytest.approx(nbest.best.score, abs=1e-4)
     if score is not None:
         assert nbest.best.score == pytest.approx(score, abs=1e-4)
 

@@ -234,8 +234,7 @@ def test_request_that_the_model_cannot_have_is_named(arguments, written, problem
 def test_aliases_of_a_stream_replace_its_words(arguments, speech):
     """Words of an alias are not committed before they are complete; `streamed` checks what is committed."""
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
-    phrases = [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]
-    wanted = [own_request(1.0, phrases=each) for each in phrases]
+    wanted = [own_request(1.0, phrases=each) for each in [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]]
     (_, plain, heard), (partials, text, words) = streamed(own, [speech[0], speech[0]], wanted, commits=True)
     assert " of the " in plain
     assert text == plain.replace("of the", "K\u20ac-9")

@@ -400,8 +400,7 @@ def stream(model, files):
                 chunk, lengths, *caches, keep_all_outputs=buffer.is_buffer_empty(), previous_pred_out=labels,
                 drop_extra_pre_encoded=dropped, return_log_probs=True,
             )  # fmt: skip
-        counts = [len(row) - known for row, known in zip(labels, before, strict=True)]
-        steps.append((labels, found, log_probs, counts))
+        steps.append((labels, found, log_probs, [len(row) - known for row, known in zip(labels, before, strict=True)]))
     return steps
 
 

@@ -64,8 +64,7 @@ class FakeGraph:
 
 
 def new_work(device=GPU):
-    beams = torch.zeros(1, dtype=torch.int64)
-    return SimpleNamespace(shape=SimpleNamespace(device=device), beams=beams, graphs={})
+    return SimpleNamespace(shape=SimpleNamespace(device=device), beams=torch.zeros(1, dtype=torch.int64), graphs={})
 
 
 @pytest.fixture
@@ -106,13 +105,22 @@ def test_one_replay_does_all_steps(work, captures):
     assert step.runs == 41  # ten rounds of four, after the first step
 
 
-def test_old_driver_gets_plain_launches(work, captures, monkeypatch, caplog):
-    monkeypatch.setattr(cuda_graphs, "why_no_while_graphs", lambda device: "the driver is old")
+@pytest.mark.parametrize(
+    ("name", "fake", "level", "reason"),
+    [
+        ("why_no_while_graphs", lambda device: "the driver is old", logging.INFO, "the driver is old"),
+        # what is captured on a stream of another device
+        ("capture_while", lambda *_: FakeGraph(lambda: None), logging.WARNING, "a replay changes nothing"),
+    ],
+    ids=["old driver", "empty graph"],
+)
+def test_old_driver_and_empty_graph_get_plain_launches(name, fake, level, reason, work, captures, monkeypatch, caplog):
+    monkeypatch.setattr(cuda_graphs, name, fake)
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(level, "nemo_gpu_decoding"):
         runner.run(step, work)
-    assert (step.left, runner.mode, captures) == (0, PLAIN, [])
-    assert "the driver is old" in caplog.text
+    assert (step.left, runner.mode, captures, work.graphs) == (0, PLAIN, [], {})
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError, OSError])
@@ -166,16 +174,6 @@ def test_failing_step_is_not_repeated(work, captures):
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.run(step, work)
     assert step.runs == 1
-
-
-def test_empty_graph_is_replaced_by_plain_launches(work, captures, monkeypatch, caplog):
-    """What is captured on a stream of another device is an empty graph."""
-    monkeypatch.setattr(cuda_graphs, "capture_while", lambda *_: FakeGraph(lambda: None))
-    runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        runner.run(step, work)
-    assert (step.left, runner.mode, work.graphs) == (0, PLAIN, {})
-    assert "a replay changes nothing" in caplog.text
 
 
 @pytest.fixture
@@ -368,8 +366,7 @@ def test_step_that_needs_a_value_on_the_host_is_not_captured(played_graphs, capl
     decoder = decoder_in(LOOP, "alsd_pp", networks)
     with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):
         found = decoder.decode(frames_of(1, 5, seed=1), [5])
-    expected = decoder_in(PLAIN, "alsd_pp", networks).decode(frames_of(1, 5, seed=1), [5])
-    assert all_facts(found) == all_facts(expected)
+    assert all_facts(found) == all_facts(decoder_in(PLAIN, "alsd_pp", networks).decode(frames_of(1, 5, seed=1), [5]))
     assert decoder._graphs.mode == PLAIN
     assert "gives the host a value" in caplog.text
 

@@ -69,8 +69,7 @@ def test_kernels_with_forced_blanks_equal_the_cpu(strategy, pruning, most):
     name = "max_symbols" if strategy[0] is ALSDPlusPlus else "maes_num_steps"
     for durations in DURATIONS[:3]:
         networks = TableNetworks(V, durations, seed=5, blank_bias=-1.0)
-        options = {name: most, "alignments": True, "pruning_mode": pruning}
-        compare(strategy, networks, random_fusion(V), **options)
+        compare(strategy, networks, random_fusion(V), **{name: most, "alignments": True, "pruning_mode": pruning})
 
 
 @pytest.mark.parametrize("gamma", [0.5, float("inf")])
@@ -85,8 +84,7 @@ def test_kernels_with_limits_of_expansion_equal_the_cpu(gamma, beta):
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 31, 300])
 def test_kernels_of_any_vocabulary_size_equal_the_cpu(strategy, vocab_size):
-    networks = TableNetworks(vocab_size, (0, 1), seed=1)
-    compare(strategy, networks, random_fusion(vocab_size), softmax_temperature=1.7)
+    compare(strategy, TableNetworks(vocab_size, (0, 1), seed=1), random_fusion(vocab_size), softmax_temperature=1.7)
 
 
 def test_kernels_that_store_no_log_probs_equal_the_cpu(strategy, monkeypatch):

@@ -105,8 +105,7 @@ def everything(
     streams, frames = decoder.open(len(lengths), requests), log_probs.shape[1]
     for begin in range(0, frames, chunk or frames):
         end = min(begin + (chunk or frames), frames)
-        sizes = np.clip(np.array(lengths) - begin, 0, end - begin)
-        decoder.push(streams, log_probs[:, begin:end], sizes.tolist())
+        decoder.push(streams, log_probs[:, begin:end], np.clip(np.array(lengths) - begin, 0, end - begin).tolist())
     if isinstance(streams.engine, CUDAEngine):  # whose results have the tokens of best paths only
         known = streams.engine.utterances(range(len(lengths)))
     else:

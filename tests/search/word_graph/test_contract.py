@@ -105,8 +105,7 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
 def test_lms_that_cannot_score_all_words_are_named(which):
     lacking = LM({g: w for g, w in random_lm(1).table.items() if not {"cab", "<unk>"} & set(g)})
     lms = {"small": random_lm(1), "large": random_lm(2)} | {which: lacking}
-    message = rf"{which} .* has neither 1 words of the graph, such as 'cab', nor <unk>"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"{which} .* has neither 1 words of the graph, such as 'cab', nor <unk>"):
         make_paged(**lms, graph=random_lm(1).graph)
 
 

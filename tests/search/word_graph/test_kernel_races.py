@@ -171,8 +171,7 @@ def test_lattice_kernel_with_chunks_and_little_room_equals_the_cpu(monkeypatch, 
     options = {**SEARCH, "max_active": 30, "lattice": True}
     streams = (decoder := on_cuda(graph, **options)).open(2)
     for begin, end in ((0, 1), (1, 5), (5, 8)):
-        sizes = np.clip(np.array(lengths) - begin, 0, end - begin).tolist()
-        decoder.push(streams, log_probs[:, begin:end], sizes)
+        decoder.push(streams, log_probs[:, begin:end], np.clip(np.array(lengths) - begin, 0, end - begin).tolist())
         decoder.partial(streams)
     expected = on_cpu(graph, **options).decode(log_probs, lengths)
     found = decoder.close(streams)
@@ -232,8 +231,7 @@ def test_a_refused_chunk_leaves_links_alone(monkeypatch, first_links):
 @in_small_blocks
 def test_without_an_end_the_lattice_ends_anywhere():
     graph = WordGraph.from_fst(fst([(0, 1, 1, 0.1, 1), (1, 2, 2, 0.1, 2)], 3, [2]), ("<eps>", "a", "b"))
-    log_probs = random_log_probs(1, 1, 3, seed=0)
-    (nbest,) = assert_equal_lattices(graph, log_probs, [1], vocab_size=2, blank_id=2, n_best=3)
+    (nbest,) = assert_equal_lattices(graph, random_log_probs(1, 1, 3, seed=0), [1], vocab_size=2, blank_id=2, n_best=3)
     assert nbest.notes == (NO_END,)
     assert not nbest.lattice.reaches_end
     assert {path.text for path in nbest} == {"", "a"}

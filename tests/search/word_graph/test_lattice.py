@@ -27,10 +27,6 @@ def labels(path):
     return tuple(word.label for word in path.words)
 
 
-def without_posterior(path):
-    return [word._replace(posterior=None) for word in path.words]
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_n_best_equals_that_of_all_paths(topology, seed):
@@ -66,7 +62,7 @@ def test_first_of_n_is_the_best_path(topology):
     plain = make(toy_graph(0), topology=topology, beam=12.0).decode(log_probs, lengths)
     many = make(toy_graph(0), topology=topology, beam=12.0, n_best=5, lattice=True).decode(log_probs, lengths)
     for one, nbest in zip(plain, many, strict=True):
-        assert without_posterior(nbest.best) == list(one.best.words)
+        assert [word._replace(posterior=None) for word in nbest.best.words] == list(one.best.words)
         assert nbest.best.score == pytest.approx(one.best.score, abs=1e-4)
         assert nbest.best.tokens.tolist() == one.best.tokens.tolist()
         assert nbest.best.frames.tolist() == one.best.frames.tolist()
@@ -116,8 +112,7 @@ def test_kaldifst_finds_the_best_path_in_the_lattice(topology):
 
 
 def test_kaldi_text_reads_as_written():
-    log_probs = random_log_probs(1, 8, len(PIECES) + 1, seed=6)
-    lattice = make(toy_graph(1), lattice=True).decode(log_probs, [8])[0].lattice
+    lattice = make(toy_graph(1), lattice=True).decode(random_log_probs(1, 8, len(PIECES) + 1, seed=6), [8])[0].lattice
     lines = lattice.to_kaldi_text("utt1").split("\n")
     assert lines[0] == "utt1"
     assert lines[-2:] == ["", ""]
@@ -130,8 +125,7 @@ def test_kaldi_text_reads_as_written():
 
 
 def test_n_best_of_a_lattice_checks_the_number():
-    log_probs = random_log_probs(1, 5, len(PIECES) + 1, seed=6)
-    lattice = make(toy_graph(1), lattice=True).decode(log_probs, [5])[0].lattice
+    lattice = make(toy_graph(1), lattice=True).decode(random_log_probs(1, 5, len(PIECES) + 1, seed=6), [5])[0].lattice
     with pytest.raises(ValueError, match="n is 0"):
         lattice.n_best(0)
 

@@ -67,8 +67,7 @@ def test_the_best_path_of_a_lattice_is_that_of_the_search(group_size):
         alone = make_paged(*lms, **options).decode(log_probs, [40] * 16)
         found = make_paged(*lms, n_best=3, lattice_beam=4.0, **options).decode(log_probs, [40] * 16)
         assert [nbest.best.text for nbest in found] == [nbest.best.text for nbest in alone]
-        scores = [nbest.best.score for nbest in alone]
-        assert [nbest.best.score for nbest in found] == pytest.approx(scores, abs=1e-3)
+        assert [nbest.best.score for nbest in found] == pytest.approx([nbest.best.score for nbest in alone], abs=1e-3)
 
 
 def test_an_utterance_that_breaks_off_within_a_word_has_the_lattice_of_all_tokens():

@@ -111,7 +111,6 @@ def test_graphs_of_other_versions_are_to_be_built_anew(tmp_path):
 
 def test_both_lms_need_unk_for_new_words():
     small = small_lm(0)
-    table = {gram: value for gram, value in lm_table(seed=10).items() if "<unk>" not in gram}
-    decoder = make_paged(small, LM(table))
+    decoder = make_paged(small, LM({gram: value for gram, value in lm_table(seed=10).items() if "<unk>" not in gram}))
     with pytest.raises(ValueError, match=r"large .* has no <unk>, expected one for words that the graph lacks"):
         _ = decoder.opened_graph

@@ -142,8 +142,7 @@ def two_words(first, second):
 def test_equal_paths_keep_the_first_arc():
     graph = two_words([(0, 1, 1, 1.0, 1)], [(0, 1, 2, 1.0, 1)])
     first = graph.words[graph.arrays.arcs["olabel"][0]]
-    path = make(graph, vocab_size=1, blank_id=1).decode(random_log_probs(1, 3, 2, seed=0), [3])[0].best
-    assert path.text == first
+    assert make(graph, vocab_size=1, blank_id=1).decode(random_log_probs(1, 3, 2, seed=0), [3])[0].best.text == first
 
 
 def test_penalty_behind_an_epsilon_does_not_prune():
@@ -172,13 +171,11 @@ def test_loops_of_ready_made_graphs_extend_only_their_token():
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_words_are_spelled_by_their_tokens(topology):
     graph = toy_graph(2)
-    log_probs = random_log_probs(6, 40, len(PIECES) + 1, seed=3)
-    for nbest in make(graph, topology=topology).decode(log_probs, [40] * 6):
+    for nbest in make(graph, topology=topology).decode(random_log_probs(6, 40, len(PIECES) + 1, seed=3), [40] * 6):
         path, end = nbest.best, 0
         assert path.words
         for word in path.words:
-            spelled = tuple(PIECES[t] for t in path.tokens[word.first_token : word.end_token])
-            assert spelled in LEXICON[word.text]
+            assert tuple(PIECES[t] for t in path.tokens[word.first_token : word.end_token]) in LEXICON[word.text]
             assert word.first_token == end
             end = word.end_token
             assert word.start_frame == path.frames[word.first_token]
@@ -251,8 +248,7 @@ def test_unknown_words_are_spelled():
 
 def test_several_unknown_words_are_told_apart_and_without_pieces_are_the_lms_symbol():
     pieces = ["▁a", "d", "▁a", "d", "c", "▁b", "d"]  # no words; bd begins cab's second spelling
-    graph = toy_graph(0, open_vocabulary=OPEN)
-    path = make(graph, pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
+    path = make(toy_graph(0, open_vocabulary=OPEN), pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
     assert path.text == "ad adc bd"
     path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
     assert path.text == "<unk>"
@@ -304,8 +300,7 @@ def test_nested_lms_are_one_automaton_or_two(difference, composition):
     for seed in range(3):
         small, large = nested_pair(seed)
         log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
-        decoder = make_paged(small, large, difference=difference, composition=composition)
-        nbest = decoder.decode(log_probs, [FRAMES])[0]
+        nbest = make_paged(small, large, difference=difference, composition=composition).decode(log_probs, [FRAMES])[0]
         assert_best(nbest, expected_texts(small, large, log_probs[0], "compact"))
 
 
@@ -416,8 +411,7 @@ def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
     log_probs = random_log_probs(4, 15, VOCAB + 1, seed=6)
     native = make_paged(small, large, topology=topology, composition=composition)
     loaded = make_paged(small, large, graph=ready_made, topology="graph", composition=composition)
-    expected = native.decode(log_probs, [15] * 4)
-    for ours, theirs in zip(loaded.decode(log_probs, [15] * 4), expected, strict=True):
+    for ours, theirs in zip(loaded.decode(log_probs, [15] * 4), native.decode(log_probs, [15] * 4), strict=True):
         assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
         assert ours.best.text == theirs.best.text
 
@@ -446,8 +440,7 @@ def test_new_words_of_a_request_equal_the_definition(composition, backend, emula
         table = {gram: value for gram, value in lm_table(seed=seed).items() if len(gram) == 1 or "<unk>" not in gram}
         small, large = LM({**table, ("<unk>",): (-1.0, 0.0)}), random_lm(seed + 10, keep=0.7)
         graph, log_probs = open_graph(small.path), random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
-        speller = Speller(Vocabulary.from_pieces(PIECES), lm_weight)
-        boosting = build_word_boosting(NEW_WORDS, graph, speller=speller)
+        boosting = build_word_boosting(NEW_WORDS, graph, speller=Speller(Vocabulary.from_pieces(PIECES), lm_weight))
         options = {"graph": graph, "composition": composition, "backend": backend, "lm_weight": lm_weight}
         decoder = make_paged(small, large, pieces=PIECES, **options)
         best = decoder.decode(log_probs, [FRAMES], [Request(boosting=boosting, boosting_weight=1.0)])[0].best
@@ -456,8 +449,7 @@ def test_new_words_of_a_request_equal_the_definition(composition, backend, emula
         assert best.parts.acoustic < 0
         spelled = [w.text if w.text in graph.word_ids or w.text in NEW_WORDS else "<unk>" for w in best.words]
         assert spelled == list(text)
-        plain = make_paged(small, large, **options).decode(log_probs, [FRAMES])[0].best
-        assert plain.score <= best.score + 1e-4
+        assert make_paged(small, large, **options).decode(log_probs, [FRAMES])[0].best.score <= best.score + 1e-4
         found |= set(spelled) & set(NEW_WORDS)
     assert found == set(NEW_WORDS)
 
@@ -473,8 +465,7 @@ def test_piece_labels_are_not_scored_as_words(composition, backend, emulated_run
     """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
     small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))
     graph, log_probs = open_graph(small.path), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)
-    unknown = OpenVocabulary(0.5, 0.5, (0, 1))
-    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=unknown, cache=False)
+    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=OpenVocabulary(0.5, 0.5, (0, 1)), cache=False)
     boosting = build_word_boosting({"ad": 15.0, "bb ad": 8.0}, graph, speller=Speller(Vocabulary.from_pieces(PIECES)))
     options = {"graph": graph, "composition": composition, "backend": backend}
     found = make_paged(small, small, boosting=boosting, **options).decode(log_probs, [FRAMES] * 2)

@@ -36,8 +36,7 @@ pytestmark = pytest.mark.slow
 
 def small_lattice(seed, *, topology="compact", frames=7, beam=4.0, requests=None, **options):
     decoder = make(toy_graph(seed), topology=topology, lattice=True, lattice_beam=beam, **options)
-    log_probs = random_log_probs(1, frames, len(PIECES) + 1, seed=seed)
-    return decoder, decoder.decode(log_probs, [frames], requests)[0]
+    return decoder, decoder.decode(random_log_probs(1, frames, len(PIECES) + 1, seed=seed), [frames], requests)[0]
 
 
 # ----------------------------------------------------------------------------------- rescoring
@@ -50,8 +49,7 @@ def test_rescored_lattices_are_their_paths_rescored(topology, seed, lm_share):
     paths = all_paths(nbest.lattice)
 
     def cost(path):
-        kept = path.cost - (1 - lm_share) * 0.8 * path.graph_cost
-        return kept + weight * sentence_cost(lm.table, path.words)
+        return path.cost - (1 - lm_share) * 0.8 * path.graph_cost + weight * sentence_cost(lm.table, path.words)
 
     expected = least(paths, cost)
     second = nbest.lattice.rescored(lm.packed, weight, lm_share=lm_share)
@@ -187,8 +185,7 @@ def test_max_states_reduces_the_lattice_beam():
         assert 0 <= lattice.beam < 9.0
         assert lattice.num_states <= max(max_states, 6) + 1
         found = by_text(lattice)
-        inside = {words for words, sequence in whole.items() if sequence.cost <= least_cost + lattice.beam}
-        assert set(found) == inside
+        assert set(found) == {words for words, sequence in whole.items() if sequence.cost <= least_cost + lattice.beam}
         seen.add(len(found))
     assert len(seen) > 2
     with pytest.raises(ValueError, match="max_states is 0"):

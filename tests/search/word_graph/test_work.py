@@ -348,8 +348,7 @@ def kinds_of_graphs(folder):
     graph = toy_graph(1)
     for topology in ("compact", "normal"):
         write_tlg(fst_of(graph), topology, BLANK, len(PIECES), folder / f"{topology}.fst")
-        ready_made = load_fst_graph(folder / f"{topology}.fst", graph.words)
-        yield make(ready_made, topology="graph", beam=8.0), VOCAB + 1
+        yield make(load_fst_graph(folder / f"{topology}.fst", graph.words), topology="graph", beam=8.0), VOCAB + 1
     for word_cost in (0.5, 3.0):
         unknown = OpenVocabulary(word_cost=word_cost, piece_cost=0.5)
         yield make(toy_graph(0, open_vocabulary=unknown), pieces=PIECES, beam=8.0), VOCAB + 1
