@@ -47,9 +47,7 @@ def test_a_simulated_cluster_needs_the_seconds_of_its_driver():
 )
 def test_a_missing_package_is_named_before_any_work(arguments, package, message, monkeypatch, capsys):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name.split(".")[0] == package else find(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n.split(".")[0] == package else find(n))
     monkeypatch.setattr(run_module, "make_tasks", lambda options: pytest.fail("a task was made"))
     monkeypatch.setattr(sources, "cached", lambda *given: pytest.fail("an LM was made"))
     assert command.main(arguments) == 2

@@ -79,10 +79,7 @@ class Transducer(TokenFusion):
         return self.make(self.networks_of(variant), fusion, **options)
 
     def networks_of(self, variant: str, *, scale: float = 1.0, bias: float = 0.0, blank: float = 0.0) -> Any:
-        """Networks whose logits are `scale` times those without options, plus `bias`; for the blank plus `blank`, too.
-
-        A scale of 0 gives logits that are all alike.
-        """
+        """Logits are `scale` times those without options, plus `bias` and, for the blank, `blank`. 0: all alike."""
         networks = TableNetworks(VOCAB, KINDS[variant], seed=4)
         return changed(networks, networks.output, networks.bias, scale, bias, blank)
 

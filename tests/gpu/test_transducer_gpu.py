@@ -95,12 +95,10 @@ def both(strategy, device, durations=(), fusion=None, networks=Model.networks, *
 )
 def test_hypotheses_equal_those_of_the_cpu(device, strategy, networks, durations, pruning):
     make = Model.stateless if networks == "stateless" else Model.networks
-    found, expected = both(
-        strategy, device, durations, random_fusion(VOCAB), make, pruning_mode=pruning, alignments=True
-    )
+    found, host = both(strategy, device, durations, random_fusion(VOCAB), make, pruning_mode=pruning, alignments=True)
     frames = frames_of()
     with torch.no_grad():
-        assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
+        assert_same(found.decode(frames.to(device), LENGTHS), host.decode(frames, LENGTHS))
     assert found.device_modes["prediction"] == networks
 
 

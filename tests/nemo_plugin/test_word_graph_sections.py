@@ -94,11 +94,9 @@ def test_scripts_ask_for_n_best_lists_in_the_beam_section(read, best, n_best):
     assert (options.return_best, options.n_best) == (n_best == 1, n_best)
 
 
-@pytest.mark.parametrize(
-    ("wfst", "backend"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"backend": "cuda"}, "cuda")]
-)
-def test_wfst_device_sets_the_backend(read, wfst, backend):
-    assert read(**wfst).search.backend == backend
+@pytest.mark.parametrize(("wfst", "place"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"backend": "cuda"}, "cuda")])
+def test_wfst_device_sets_the_backend(read, wfst, place):
+    assert read(**wfst).search.backend == place
 
 
 def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_path, monkeypatch):

@@ -75,9 +75,7 @@ NEPER = 0.4342944819  # log10(e)
 
 def rounded(table: Table) -> Table:
     """With costs that are whole numbers, so that there are ties."""
-    return {
-        gram: (-NEPER * round(-2.3 * prob), -NEPER * round(-2.3 * backoff)) for gram, (prob, backoff) in table.items()
-    }
+    return {gram: (-NEPER * round(-2.3 * prob), -NEPER * round(-2.3 * back)) for gram, (prob, back) in table.items()}
 
 
 @lru_cache(maxsize=16)
