@@ -14,7 +14,6 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search import self_check
 from nemo_gpu_decoding.search.self_check import Verdict
-from tests.search.test_backend import FakeRuntime
 
 
 def facts(**options):
@@ -105,18 +104,22 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
 
 
+def fake_runtime(reason):
+    return SimpleNamespace(device_for=lambda device: torch.device("cuda", 0), why_not=lambda device: reason)
+
+
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("reason", "advice"), [(None, ""), ("the driver is too old", "no CUDA kernels: the driver is too old")]
 )
 def test_a_gpu_and_why_kernels_do_not_run_on_it(reason, advice):
-    with use_runtime(FakeRuntime(reason)):
+    with use_runtime(fake_runtime(reason)):
         assert doctor.gpu_facts() == [doctor.Fact("GPU 0", "Test GPU, 80 GiB, sm_90", advice)]
         assert (doctor.usable_gpu() is None) == bool(reason)
 
 
 def test_without_a_gpu_the_reason_stands_once():
-    with use_runtime(FakeRuntime("torch is built without CUDA")):
+    with use_runtime(fake_runtime("torch is built without CUDA")):
         rows = facts()
     assert rows["GPU"] == doctor.Fact("GPU", "none that torch can use", "torch is built without CUDA")
     assert rows["alsd_pp"] == doctor.Fact("alsd_pp", "cpu")
