@@ -51,7 +51,8 @@ def lstm_networks(layers=1, bias=True, durations=(), seed=0):
     with torch.no_grad():
         for weight in lstm.parameters():
             weight.mul_(2.0)
-    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *joint_parts(durations, bias), durations=durations)
+    parts = joint_parts(durations, bias)
+    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *parts, durations=durations)
 
 
 NORMS = {
