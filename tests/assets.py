@@ -27,7 +27,6 @@ def speech() -> list[dict]:
 
 
 def build(source: Path, target: str, folder: Path) -> Path:
-    """Build one of `wheel` and `sdist`."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")

@@ -24,7 +24,6 @@ def _without_subject(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
-    """The speech, models and LMs that the repository ships."""
     return ASSETS
 
 

@@ -179,8 +179,7 @@ def test_the_docs_list_every_name_once():
         for line in (REPOSITORY / "docs" / "api.md").read_text().splitlines()
         if "`" in line and line[0] == "|"
     ]
-    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(listed) == sorted(NAMES)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(NAMES)
 
 
 def test_docs_and_tutorials_import_nothing_else():
@@ -205,7 +204,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1968,
+    "(root)": 1970,
     "cli": 2084,
     "cluster": 447,
     "compat": 990,
@@ -214,24 +213,23 @@ CODE_BUDGETS = {
     "graph": 1605,
     "live": 1276,
     "lm": 1879,
-    "nemo_plugin": 3756,
-    "search": 11178,
+    "nemo_plugin": 3758,
+    "search": 11180,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42248
+PACKAGE_LINES = 42256
 PACKAGE_FILES = 189
-TESTS_LINES = 39639
+TESTS_LINES = 38936
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4340
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 12307
+EXPERIMENTS_WORDS = 12545
 
 
 def within(what: str, count: int, budget: int):
-    """Fail where a count is above its budget."""
     assert count <= budget, (
         f"{what}: {count:,}, {count - budget:,} above the budget of {budget:,}. Remove something. "
         "Or raise the number in tests/test_architecture.py in the same commit, "

@@ -23,17 +23,14 @@ needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs 
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory):
     """The bytes of a chirp in each form."""
-    time = np.arange(int(RATE * SECONDS)) / RATE
-    samples = 0.3 * np.sin(2 * np.pi * (200 + 200 * time) * time) + 0.01 * np.random.default_rng(0).normal(
-        size=len(time)
-    )
+    t = np.arange(int(RATE * SECONDS)) / RATE
+    samples = 0.3 * np.sin(2 * np.pi * (200 + 200 * t) * t) + 0.01 * np.random.default_rng(0).normal(size=len(t))
     folder, found = tmp_path_factory.mktemp("forms"), {}
     for name, (file_format, subtype) in FORMS.items():
         soundfile.write(folder / name, samples, RATE, format=file_format, subtype=subtype)
         found[name] = (folder / name).read_bytes()
     for name in OF_FFMPEG if shutil.which("ffmpeg") else ():
-        command = ["ffmpeg", "-v", "error", "-f", "wav", "-i", "wav", f"new.{name}"]
-        subprocess.run(command, cwd=folder, check=True)
+        subprocess.run(["ffmpeg", "-v", "error", "-f", "wav", "-i", "wav", f"new.{name}"], cwd=folder, check=True)
         found[name] = (folder / f"new.{name}").read_bytes()
     return found
 
@@ -169,23 +166,20 @@ def test_a_flac_stream_without_a_length_is_read(contents, tmp_path):
 
 def test_recordings_without_samples_stay_empty(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(0), RATE)
-    content = (tmp_path / "a.wav").read_bytes()
-    (tmp_path / "b.wav").write_bytes(content + b"LIST" + (4).to_bytes(4, "little") + b"INFO")
+    (tmp_path / "b.wav").write_bytes((tmp_path / "a.wav").read_bytes() + b"LIST" + (4).to_bytes(4, "little") + b"INFO")
     for name in ("a.wav", "b.wav"):
         with pytest.raises(ValueError, match="has no samples"):
             checked_seconds(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("factors", "is_silent"), [((1, -1), True), ((1, -0.9), True), ((1, 1), False), ((1, 0), False)]
-)
+@pytest.mark.parametrize(("factors", "silent"), [((1, -1), True), ((1, -0.9), True), ((1, 1), False), ((1, 0), False)])
 @pytest.mark.parametrize("channel", [None, "average", 0])
-def test_channels_that_cancel_get_a_warning(factors, is_silent, channel, tmp_path, messages):
+def test_channels_that_cancel_get_a_warning(factors, silent, channel, tmp_path, messages):
     samples = 0.3 * np.random.default_rng(0).normal(size=RATE)
     soundfile.write(tmp_path / "a.wav", samples[:, None] * factors, RATE, subtype="FLOAT")
     for _ in range(2):
         write_mono(tmp_path / "a.wav", tmp_path / "b.wav", channel)
-    assert len(messages) == int(is_silent and channel != 0)
+    assert len(messages) == int(silent and channel != 0)
     assert all("a.wav: the average of its channels is almost silent" in message for message in messages)
 
 

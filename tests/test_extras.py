@@ -117,8 +117,6 @@ def test_a_command_starts_without_any_extra(command):
 # ------------------------------------------------------------------------------------------ messages
 @pytest.fixture
 def lacking(monkeypatch):
-    """Let modules be missing."""
-
     def hide(*modules: str) -> None:
         for module in modules:
             monkeypatch.setitem(sys.modules, module, None)

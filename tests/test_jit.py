@@ -97,7 +97,7 @@ def doubled(value):
 
 
 def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+    return [message for message in caplog.messages if "cannot be used" in message]
 
 
 @pytest.fixture

@@ -115,8 +115,7 @@ def test_rows_of_parts_of_a_file(folder):
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
 def test_only_the_part_of_a_file_is_read(suffix, folder, monkeypatch):
-    rng = np.random.default_rng(0)
-    soundfile.write(folder / f"two.{suffix}", rng.uniform(-0.5, 0.5, (40000, 2)), 8000)
+    soundfile.write(folder / f"two.{suffix}", np.random.default_rng(0).uniform(-0.5, 0.5, (40000, 2)), 8000)
     expected, _ = soundfile.read(folder / f"two.{suffix}", dtype="float32", start=8800, stop=20800)
     row = {"audio_filepath": f"two.{suffix}", "offset": 1.1, "duration": 1.5}
     (part,) = read_manifest(write_manifest(folder, row))

@@ -34,8 +34,7 @@ def test_phrases_match_whole_words_ignore_case_and_count_once():
 
 def test_phrases_are_counted_per_utterance_and_as_often_as_they_occur():
     references = ["gdansk gdansk", "", "quasar"]
-    hypotheses = ["gdansk", "gdansk", "quasar quasar"]
-    score = phrase_score(references, hypotheses, ["gdansk", "Quasar", "never said"])
+    score = phrase_score(references, ["gdansk", "gdansk", "quasar quasar"], ["gdansk", "Quasar", "never said"])
     assert score == PhraseScore(true_positives=2, false_positives=2, false_negatives=1)
     assert score.precision == 0.5
     assert score.recall == pytest.approx(2 / 3)

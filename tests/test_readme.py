@@ -1,5 +1,4 @@
-"""README and docs: every snippet and every tutorial runs, links lead somewhere, options are those of the dataclasses,
-figures those of the records."""
+"""README and docs: snippets and tutorials run, links lead somewhere, options exist, figures are those of records."""
 
 import contextlib
 import importlib.util
@@ -428,7 +427,6 @@ def test_figures_of_tables_by_hand_are_those_of_the_linked_records():
 
 @pytest.fixture
 def copied(records, tmp_path, monkeypatch):
-    """The records in a folder of the test."""
     for path, record in records.records().values():
         (tmp_path / path.name).write_text(json.dumps(record))
     monkeypatch.setattr(records, "HERE", tmp_path)

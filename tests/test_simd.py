@@ -12,8 +12,7 @@ def bits_of(row, begin, least):
 
 
 def test_bits_of_not_below_equal_those_of_numpy():
-    rng = np.random.default_rng(0)
-    row = rng.choice(np.float32([-np.inf, -2, -1, -0.5, np.nan, np.inf]), 200)
+    row = np.random.default_rng(0).choice(np.float32([-np.inf, -2, -1, -0.5, np.nan, np.inf]), 200)
     for begin in range(len(row) - LANES + 1):
         for least in np.float32([-3, -1, 0, np.inf]):
             expected = ~(row[begin : begin + LANES] < least)

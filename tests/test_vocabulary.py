@@ -171,8 +171,7 @@ def test_byte_level_bpe_is_that_of_gpt2_and_whisper(tokenizers):
 def test_word_pieces_are_the_longest_matches(tokenizers):
     reference = tokenizers.BertWordPieceTokenizer(lowercase=False, strip_accents=False)
     reference.train_from_iterator(CORPUS * 3, vocab_size=120)
-    pieces = [reference.id_to_token(i) for i in range(reference.get_vocab_size())]
-    vocabulary = Vocabulary.from_pieces(pieces)
+    vocabulary = Vocabulary.from_pieces([reference.id_to_token(i) for i in range(reference.get_vocab_size())])
     assert vocabulary.kind == "wpe"
     for text in ("quick fox dogs", "the brown york", "jump over lazy café", "dogfox boxy"):
         assert vocabulary.tokenize(text) == reference.encode(text, add_special_tokens=False).ids
@@ -286,8 +285,7 @@ def test_text_that_cannot_be_spelled_is_named(encode, text, limit, message):
 
 
 def test_aggregate_tokenizers_want_a_language():
-    by_language = {"en": lambda text: [2], "es": lambda text: [3]}
-    vocabulary = Vocabulary(BPE, "bpe", encode_by_language=by_language)
+    vocabulary = Vocabulary(BPE, "bpe", encode_by_language={"en": lambda text: [2], "es": lambda text: [3]})
     assert vocabulary.tokenize("a", "es") == [3]
     assert vocabulary.segmentations("a", language="en") == [[2]]
     with pytest.raises(ValueError, match="language is 'de', expected one of en, es"):

@@ -187,9 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("build/gpu_host"))
     parser.add_argument("--dry-run", action="store_true", help="list the stages and stop")
-    parser.add_argument(
-        "--part", choices=PARTS, help="one of the calls; all of them, as far as time goes, if not"
-    )
+    parser.add_argument("--part", choices=PARTS, help="one of the calls; all of them, as far as time goes, if not")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--limit", type=int, default=TOTAL_SECONDS, help="seconds for everything")
     parser.add_argument("--patience", type=float, default=1, help="multiplies all limits, for a rehearsal")

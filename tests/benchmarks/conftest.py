@@ -9,10 +9,7 @@ from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """What the benchmark keeps between runs goes to a folder of the tests, not to the user's home.
-
-    LMs of the speech are estimated from a tenth of its text: NeMo and Kaldi take long to read large ones.
-    """
+    """The cache is a folder of the tests. LMs are estimated from a tenth of the text: NeMo and Kaldi read slowly."""
     compiled = str(cache_folder().parent.parent)  # nothing is compiled anew
     few = sources.speech_text()[:1200]
     with pytest.MonkeyPatch.context() as patch:

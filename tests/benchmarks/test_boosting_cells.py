@@ -69,8 +69,7 @@ def test_measure_takes_the_weights_that_are_best_on_dev():
             return counts(6 if (way.weight, way.ac_threshold) == (1.5, 0.1) else 9)
         return counts(5, false=2 if way.weight > 0.5 else 1)
 
-    kind = cells.HEADS["CTC + LM"]
-    cell = FakeCell(kind, on_dev)
+    cell = FakeCell(cells.HEADS["CTC + LM"], on_dev)
     row = cells.measure(cell, [0.03, 0.1])
     assert row["lm_weight"] == 0.6
     chosen = {name: found["way"] for name, found in row["results"].items()}

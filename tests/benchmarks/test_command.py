@@ -34,21 +34,6 @@ def test_a_simulated_cluster_needs_the_seconds_of_its_driver():
 
 
 # ------------------------------------------------------------------------------------ missing packages
-@pytest.fixture
-def without(monkeypatch):
-    """Hide some packages; making a task is an error."""
-
-    def hide(*names):
-        find = importlib.util.find_spec
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: None if name.split(".")[0] in names else find(name)
-        )
-        monkeypatch.setattr(run_module, "make_tasks", lambda options: pytest.fail("a task was made"))
-        monkeypatch.setattr(sources, "cached", lambda *given: pytest.fail("an LM was made"))
-
-    return hide
-
-
 @pytest.mark.parametrize(
     ("arguments", "package", "message"),
     [
@@ -60,8 +45,11 @@ def without(monkeypatch):
         (["strategy=alsd_pp"], "nemo", "strategy=alsd_pp has no row without its peers: nemo not installed: pip"),
     ],
 )
-def test_a_missing_package_is_named_before_any_work(arguments, package, message, without, capsys):
-    without(package)
+def test_a_missing_package_is_named_before_any_work(arguments, package, message, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n.split(".")[0] == package else find(n))
+    monkeypatch.setattr(run_module, "make_tasks", lambda options: pytest.fail("a task was made"))
+    monkeypatch.setattr(sources, "cached", lambda *given: pytest.fail("an LM was made"))
     assert command.main(arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown

@@ -14,20 +14,6 @@ pytestmark = pytest.mark.slow
 OPTIONS = live_load.LoadOptions(clients=6, seconds=20.0, killed=0.3, speed=1.0, simulated=True)
 
 
-@pytest.fixture
-def numbers():
-    """A server that reads numbers out of audio, and three utterances of it."""
-    from nemo_gpu_decoding.live.batcher import Batcher
-    from nemo_gpu_decoding.live.interface import Address, Limits
-    from nemo_gpu_decoding.live.server import LiveServer
-    from tests.live.test_server import NumberReader, audio
-
-    server = LiveServer(Batcher(NumberReader(), Limits()), Address(port=0))
-    load = live_load.Load(OPTIONS, [np.frombuffer(audio(*[n] * 150), "<i2") for n in (1, 2, 3)])
-    load.texts = [" ".join([str(n)] * 150) for n in (1, 2, 3)]
-    return server, load
-
-
 def test_hostile_clients_over_sockets():
     import asyncio
 
@@ -53,9 +39,15 @@ def test_hostile_clients_over_sockets():
         assert counted(server, "streams_total", outcome=outcome) > 0, outcome
 
 
-def test_simulation_counts_lost_and_wrong_texts(numbers):
-    server, load = numbers
-    load.texts[1] = "another text"
+def test_simulation_counts_lost_and_wrong_texts():
+    from nemo_gpu_decoding.live.batcher import Batcher
+    from nemo_gpu_decoding.live.interface import Address, Limits
+    from nemo_gpu_decoding.live.server import LiveServer
+    from tests.live.test_server import NumberReader, audio
+
+    server = LiveServer(Batcher(NumberReader(), Limits()), Address(port=0))
+    load = live_load.Load(OPTIONS, [np.frombuffer(audio(*[n] * 150), "<i2") for n in (1, 2, 3)])
+    load.texts = [" ".join(["1"] * 150), "another text", " ".join(["3"] * 150)]
     step, broken = server.batcher.recognizer.step, []
 
     def failing(chunks):

@@ -138,8 +138,7 @@ def test_scale_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
     def in_this_process(name, options, **arguments):
         answer = getattr(scale, name.partition(":")[2])(options, **arguments)
-        memory = {"peak_rss": 1 << 30, "peak_anonymous": None}
-        return answer, {"seconds": {"cpu": 1.0, "wall": 1.0}, "memory": memory}
+        return answer, {"seconds": {"cpu": 1.0, "wall": 1.0}, "memory": {"peak_rss": 1 << 30, "peak_anonymous": None}}
 
     monkeypatch.setattr(scale, "in_process", in_this_process)
     out = tmp_path / "r.json"

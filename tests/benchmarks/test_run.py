@@ -43,7 +43,7 @@ def changed(change):
         decode = ready.decoder.decode
 
         def decode_changed(*batch):
-            return [replace_paths(nbest, change) for nbest in decode(*batch)]
+            return [replace(nbest, paths=tuple(map(change, nbest.paths))) for nbest in decode(*batch)]
 
         return ready._replace(
             run=decode_changed,
@@ -54,10 +54,6 @@ def changed(change):
         )
 
     return prepare
-
-
-def replace_paths(nbest, change):
-    return replace(nbest, paths=tuple(change(path) for path in nbest.paths))
 
 
 def first_token_only(path):
@@ -142,8 +138,7 @@ def test_compare_verifies_ties(tiny_task, tiny_options):
     ],
 )
 def test_classify_names_equal_tied_and_worse_hypotheses(listed, ours, kind):
-    n_best = [Hypothesis(*h) for h in listed]
-    assert classify(n_best, Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
+    assert classify([Hypothesis(*h) for h in listed], Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
 
 
 @pytest.mark.parametrize(("gain", "holds"), [(0.0, True), (0.5, True), (-0.5, False)])
@@ -153,8 +148,7 @@ def test_compare_does_not_verify_worse_costs(check, gain, holds):
         return Ready(None, None, lambda *batch: [[Hypothesis([1], score)] for score in scores])
 
     task = SimpleNamespace(inputs=None, lengths=None, transducer=None)
-    verdict = compare(check, task, fixed(-4.0, -5.0), fixed(-4.0 + gain, -5.0))
-    assert verdict.verified is holds
+    assert compare(check, task, fixed(-4.0, -5.0), fixed(-4.0 + gain, -5.0)).verified is holds
 
 
 @pytest.mark.parametrize("rounded", [True, False])
@@ -293,7 +287,6 @@ def test_skipped_rows_have_a_reason():
 # ------------------------------------------------------------------------------------------ whole runs
 @pytest.fixture
 def few(monkeypatch):
-    """A table of two rows."""
     lines = (Line("flexctc_beam", "nemo", TWIN, Check.EQUAL), Line("flexctc_beam", "nemo", ABSENT, Check.WER))
     monkeypatch.setattr(cases_module, "TABLE", lines)
 

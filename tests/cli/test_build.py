@@ -37,7 +37,6 @@ def here(tmp_path, monkeypatch):
 
 
 def build(capsys, *arguments, lm="lm.arpa", tokenizer="pieces.txt"):
-    """Run the command; the report as JSON, and the graph."""
     options = [f"lm={lm}", f"tokenizer={tokenizer}", "out=out.graph", "json=true", *arguments]
     assert main(["build-graph", *options]) == 0
     return json.loads(capsys.readouterr().out), load_graph("out.graph")
@@ -45,8 +44,7 @@ def build(capsys, *arguments, lm="lm.arpa", tokenizer="pieces.txt"):
 
 def test_build_graph_equals_the_library(here, capsys):
     facts, graph = build(capsys)
-    expected = build_graph("lm.arpa", Vocabulary.from_pieces(PIECES), cache=False)
-    assert graph.fingerprint == expected.fingerprint
+    assert graph.fingerprint == build_graph("lm.arpa", Vocabulary.from_pieces(PIECES), cache=False).fingerprint
     assert graph.name == str(here / "lm.arpa")
     assert facts["states"] == graph.num_states
     assert facts["arcs"] == graph.num_arcs
@@ -72,14 +70,12 @@ def test_words_that_cannot_be_spelled_are_counted_listed_and_shown(here, capsys)
 def test_build_graph_uses_the_lexicon(here, capsys):
     toy_arpa(here / "lm.arpa", seed=0)
     facts, graph = build(capsys, "lexicon=lexicon.txt")
-    expected = build_graph("lm.arpa", toy_lexicon(), cache=False)
-    assert graph.fingerprint == expected.fingerprint
+    assert graph.fingerprint == build_graph("lm.arpa", toy_lexicon(), cache=False).fingerprint
     assert facts["spellings"] == sum(map(len, LEXICON.values()))
 
 
 def test_build_graph_with_open_vocabulary_costs(here, capsys):
-    costs = ["open_vocabulary=true", "unknown_word_cost=1", "unknown_piece_cost=0.5"]
-    facts, graph = build(capsys, *costs)
+    facts, graph = build(capsys, "open_vocabulary=true", "unknown_word_cost=1", "unknown_piece_cost=0.5")
     expected = build_graph(
         "lm.arpa", Vocabulary.from_pieces(PIECES), open_vocabulary=OpenVocabulary(1.0, 0.5), cache=False
     )
@@ -115,8 +111,7 @@ def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
     pytest.importorskip("nemo.collections.asr")
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    tokenizers = {"de": lambda text: [0], "en": lambda text: [1]}
-    several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language=tokenizers)
+    several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language={"de": lambda text: [0], "en": lambda text: [1]})
     head = SimpleNamespace(vocabulary=lambda: several)
     monkeypatch.setattr(Model, "load", lambda *_, **__: SimpleNamespace(head=lambda name: head))
     assert vocabulary_of("m.nemo", None, "en", "ctc").tokenize("b") == [1]
@@ -126,8 +121,7 @@ def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
 
 def test_progress_is_reported_once_per_step(here):
     steps = []
-    lexicon = Lexicon.from_pieces([("a", ("▁a",))], PIECES)
-    build_graph("lm.arpa", lexicon, cache=False, progress=steps.append)
+    build_graph("lm.arpa", Lexicon.from_pieces([("a", ("▁a",))], PIECES), cache=False, progress=steps.append)
     assert len(steps) == BUILD_STEPS
     with step_bar() as progress:
         for step in steps:
@@ -183,8 +177,7 @@ def test_pack_lm_equals_the_library(with_lm, capsys):
     assert main(["pack-lm", "lm=lm.arpa", "out=lm.packed", "json=true"]) == 0
     facts = json.loads(capsys.readouterr().out)
     lm = load_packed_lm(with_lm / "lm.packed")
-    expected = pack_arpa_in_memory(with_lm / "lm.arpa")
-    assert (lm.arrays.arcs == expected.arrays.arcs).all()
+    assert (lm.arrays.arcs == pack_arpa_in_memory(with_lm / "lm.arpa").arrays.arcs).all()
     assert facts["repaired"] == missing_suffixes(closed_table(seed=2, order=4, keep=0.5)) > 0
     assert facts["ngrams"] == sum(facts["counts"]) == lm.num_arcs
     assert facts["states"] == lm.num_states
@@ -224,8 +217,7 @@ def with_text(tmp_path, monkeypatch):
 
 
 def test_build_lm_equals_the_library(with_text, capsys):
-    arguments = ["text=[a.txt,b.txt.gz]", "out=lm.arpa", "order=2", "min_counts=[1,2]"]
-    assert main(["build-lm", *arguments]) == 0
+    assert main(["build-lm", "text=[a.txt,b.txt.gz]", "out=lm.arpa", "order=2", "min_counts=[1,2]"]) == 0
     assert "n-grams written to lm.arpa" in capsys.readouterr().err
     lines = [line.split() for line in TEXT.splitlines() if line.split()]
     expected = estimate_ngram_lm([*lines, ["a", "cat", "sat", "on", "a", "cat"]], 2, min_counts=(1, 2))
@@ -337,6 +329,6 @@ def test_build_lm_warns_of_lines_that_it_leaves_out(with_text, caplog, name, con
     assert main(["build-lm", f"text={name}", "out=bad.arpa", "order=2", *tokenizer]) == 0
     assert main(["build-lm", "text=good.txt", "out=good.arpa", "order=2", *tokenizer]) == 0
     assert (with_text / "bad.arpa").read_text() == (with_text / "good.arpa").read_text()
-    (warning,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    (warning,) = [message for message in caplog.messages if "left out" in message]
     assert warning.startswith("build-lm: 1 of 2 lines left out: text=")
     assert message in warning

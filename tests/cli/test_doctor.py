@@ -29,8 +29,7 @@ def test_tables_name_versions_and_strategies(capsys):
 
 def test_json_has_the_same_facts(capsys):
     assert main(["doctor", "json=true"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    found = {fact["name"]: fact["found"] for fact in answer}
+    found = {fact["name"]: fact["found"] for fact in json.loads(capsys.readouterr().out)}
     assert found["torch"].startswith(torch.__version__)
     assert {"GPU", "Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(found)
     assert found["flexctc_beam"].startswith(("cpu", "cuda"))
@@ -105,17 +104,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
 
 
-class FakeRuntime:
-    """A runtime with one thing to say."""
-
-    def __init__(self, reason):
-        self.reason = reason
-
-    def device_for(self, device):
-        return torch.device("cuda", 0)
-
-    def why_not(self, device):
-        return self.reason
+def fake_runtime(reason):
+    return SimpleNamespace(device_for=lambda device: torch.device("cuda", 0), why_not=lambda device: reason)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -123,13 +113,13 @@ class FakeRuntime:
     ("reason", "advice"), [(None, ""), ("the driver is too old", "no CUDA kernels: the driver is too old")]
 )
 def test_a_gpu_and_why_kernels_do_not_run_on_it(reason, advice):
-    with use_runtime(FakeRuntime(reason)):
+    with use_runtime(fake_runtime(reason)):
         assert doctor.gpu_facts() == [doctor.Fact("GPU 0", "Test GPU, 80 GiB, sm_90", advice)]
         assert (doctor.usable_gpu() is None) == bool(reason)
 
 
 def test_without_a_gpu_the_reason_stands_once():
-    with use_runtime(FakeRuntime("torch is built without CUDA")):
+    with use_runtime(fake_runtime("torch is built without CUDA")):
         rows = facts()
     assert rows["GPU"] == doctor.Fact("GPU", "none that torch can use", "torch is built without CUDA")
     assert rows["alsd_pp"] == doctor.Fact("alsd_pp", "cpu")

@@ -71,8 +71,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("out", ["in.flac", "link.flac", "hard.flac", "../{}/in.flac"])
 def test_output_that_is_an_input_is_refused(command, arguments, out, here, capsys):
     before = {path.name: path.read_bytes() for path in here.iterdir()}
-    given = arguments.replace("IN", "in.flac").replace("OUT", out.format(here.name)).split()
-    assert main([command, *given]) == 2
+    assert main([command, *arguments.replace("IN", "in.flac").replace("OUT", out.format(here.name)).split()]) == 2
     err = capsys.readouterr().err
     assert "would overwrite" in err or "preset=in.flac" in err
     assert {path.name: path.read_bytes() for path in here.iterdir()} == before
@@ -152,8 +151,7 @@ def test_url_names_a_file_by_its_escaped_path(form, tmp_path):
 def test_values_that_yaml_would_drop_stay_texts():
     given = {"a": "#1", "b": "x #2", "c": "2024-11-28", "d": "3", "e": "null", "f": "'#1'", "g": "[1,2]"}
     options = parse_options(TranscribeOptions, ["model=m", *(f"decoding.{key}={text}" for key, text in given.items())])
-    expected = {"a": "#1", "b": "x #2", "c": "2024-11-28", "d": 3, "e": None, "f": "#1", "g": [1, 2]}
-    assert options.decoding == expected
+    assert options.decoding == {"a": "#1", "b": "x #2", "c": "2024-11-28", "d": 3, "e": None, "f": "#1", "g": [1, 2]}
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "greedy_batch", "alsd", "tsd", "beam", "maes", "malsd_batch"])

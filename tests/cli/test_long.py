@@ -82,8 +82,7 @@ def test_a_damaged_end_is_an_error_with_the_text_before_it(out, assets, talk, tm
 def test_two_recordings_of_one_name_have_no_subtitles(talk, tmp_path, capsys):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / talk.name).write_bytes(talk.read_bytes())
-    arguments = ["transcribe", "model=m.nemo", f"audio=[{talk},{tmp_path}/b/{talk.name}]", "subtitles=srt"]
-    assert main(arguments) == 2
+    assert main(["transcribe", "model=m.nemo", f"audio=[{talk},{tmp_path}/b/{talk.name}]", "subtitles=srt"]) == 2
     assert "two recordings have one name" in capsys.readouterr().err
 
 

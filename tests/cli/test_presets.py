@@ -43,8 +43,7 @@ def test_default_preset_gets_lm_and_phrases(files):
 )
 def test_default_values_depend_on_lm_and_phrases(strategy, given, expected, files):
     beam = decoding_config(strategy, None, {name: files[name] for name in given.split()}).beam
-    second = beam.beam_beta if strategy == "flexctc_beam" else beam.pruning_mode
-    assert (beam.beam_size, second) == expected
+    assert (beam.beam_size, beam.beam_beta if strategy == "flexctc_beam" else beam.pruning_mode) == expected
 
 
 def test_options_override_the_preset():
@@ -109,8 +108,7 @@ def test_a_grammar_in_a_preset_is_a_file_or_sentences(tmp_path):
         config.beam.grammar = grammar
         write_preset(tmp_path / "commands.yaml", config, "")
         assert load_preset(str(tmp_path / "commands.yaml")) == config
-        written = (tmp_path / "commands.yaml").read_text()
-        assert ("grammar: commands.txt" in written) == isinstance(grammar, str)
+        assert ("grammar: commands.txt" in (tmp_path / "commands.yaml").read_text()) == isinstance(grammar, str)
 
 
 def test_a_word_graph_has_its_own_keys(files):
@@ -119,8 +117,7 @@ def test_a_word_graph_has_its_own_keys(files):
     assert "beam" not in config
     assert config.wfst.arpa_lm_path == files["lm"]
     assert config.wfst.boosting_tree.key_phrases_file == files["phrases"]
-    values = (config.wfst.lm_weight, config.wfst.boosting_tree_alpha, config.wfst.beam_width)
-    assert values == (0.7, 9.0, 12.0)
+    assert (config.wfst.lm_weight, config.wfst.boosting_tree_alpha, config.wfst.beam_width) == (0.7, 9.0, 12.0)
 
 
 GRAPH_START = bytes(8) + b'{"__metadata__":{"kind":"word graph",'
@@ -137,8 +134,7 @@ def test_graph_replaces_the_lm_of_the_preset(mark, tmp_path, files):
     assert "arpa_lm_path" not in config.wfst
     write_preset(tmp_path / "graph.yaml", config, "")
     assert "wfst_lm_path: word.graph" in (tmp_path / "graph.yaml").read_text()
-    again = decoding_config(None, str(tmp_path / "graph.yaml"), {"lm": files["lm"]})
-    assert again == of_lm
+    assert decoding_config(None, str(tmp_path / "graph.yaml"), {"lm": files["lm"]}) == of_lm
 
 
 def test_large_lm_enters_the_section_beside_the_small_one(tmp_path, files):
@@ -224,7 +220,6 @@ def test_a_written_preset_reads_back_and_can_be_moved_with_its_files(tmp_path, f
 def test_files_in_the_folder_above_stay_relative_and_far_ones_become_absolute(tmp_path, files):
     config = decoding_config(None, None, files)
     write_preset(tmp_path / "presets" / "near.yaml", config, "")
-    near = OmegaConf.load(tmp_path / "presets" / "near.yaml")
-    assert near.beam.ngram_lm_model == "../lm.arpa"
+    assert OmegaConf.load(tmp_path / "presets" / "near.yaml").beam.ngram_lm_model == "../lm.arpa"
     write_preset(tmp_path / "a" / "b" / "far.yaml", config, "")
     assert OmegaConf.load(tmp_path / "a" / "b" / "far.yaml").beam.ngram_lm_model == files["lm"]

@@ -77,9 +77,7 @@ def test_an_interrupted_run_of_short_files_continues(assets, manifest, tmp_path,
     assert [main([*arguments, f"out={tmp_path}/out.jsonl"]) for _ in range(2)] == [130, 0]
     assert len(calls) == 3
     assert "1 utterances are those of an interrupted run" in capsys.readouterr().err
-    whole, found = (
-        [{**row, "seconds": 0} for row in rows_of(tmp_path / f"{name}.jsonl")] for name in ("whole", "out")
-    )
+    whole, found = ([row | {"seconds": 0} for row in rows_of(tmp_path / f"{name}.jsonl")] for name in ("whole", "out"))
     assert found == whole
     assert not (tmp_path / ".out.jsonl.run").exists()
 
@@ -96,8 +94,7 @@ def test_an_interrupted_run_of_short_files_continues(assets, manifest, tmp_path,
     ],
 )
 def test_a_model_a_head_or_a_device_that_is_not_there(argument, problem, assets, manifest, capsys):
-    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", argument]
-    assert main(["transcribe", *arguments]) == 2
+    assert main(["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", argument]) == 2
     assert problem in capsys.readouterr().err
 
 
@@ -155,8 +152,7 @@ def test_values_that_need_no_model_are_checked_without_one(arguments, problem, a
 
 @pytest.mark.parametrize("command", ["transcribe", "tune"])
 def test_a_strategy_that_does_not_fit_the_model_names_those_that_do(command, assets, manifest, capsys):
-    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=alsd_pp"]
-    assert main([command, *arguments]) == 2
+    assert main([command, f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=alsd_pp"]) == 2
     expected = "strategy is 'alsd_pp', which decodes RNN-T and TDT models, but this model is for CTC; possible here: "
     err = capsys.readouterr().err
     assert expected in err

@@ -36,8 +36,7 @@ def grid(options, strategy="flexctc_beam", has_lm=True, has_phrases=True):
 
 def trial(wrong, found=0, false=0, **point):
     values = {"beam_size": 8, "beam_beta": 0.0, "lm_weight": 0.5, "boosting_weight": None, **point}
-    score = Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, false, 4 - found))
-    return Trial(Point(**values), score)
+    return Trial(Point(**values), Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, false, 4 - found)))
 
 
 def test_the_grid_has_every_combination():
@@ -106,9 +105,7 @@ def test_bad_options_are_refused(argument, problem, capsys):
 
 def test_words_are_mapped_by_maps_of_other_utterances(monkeypatch):
     monkeypatch.setattr(dev_set.metrics, "fit_map", lambda confidences, rights: set(confidences))
-    monkeypatch.setattr(
-        dev_set.metrics, "calibrated", lambda confidences, fitted: [(c, c in fitted) for c in confidences]
-    )
+    monkeypatch.setattr(dev_set.metrics, "calibrated", lambda values, fitted: [(c, c in fitted) for c in values])
     words = [([n, n + 0.5], [True, False]) for n in range(2 * dev_set.FOLDS + 1)]
     mapped = [pair for pairs, _ in dev_set._held_out(words) for pair in pairs]
     assert sorted(mapped) == [(c, False) for confidences, _ in words for c in confidences]
@@ -123,8 +120,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, m
 
 def test_an_empty_phrase_list_is_refused(manifest, tmp_path, capsys):
     (tmp_path / "none.txt").write_text("\n\n")
-    arguments = ["model=m.nemo", f"manifest={manifest}", f"phrases={tmp_path}/none.txt"]
-    assert main(["tune", *arguments]) == 2
+    assert main(["tune", "model=m.nemo", f"manifest={manifest}", f"phrases={tmp_path}/none.txt"]) == 2
     assert "has no phrases" in capsys.readouterr().err
 
 
@@ -200,8 +196,7 @@ def test_plot_draws_options_that_are_words(tmp_path):
 def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     install = "pip install 'nemo-gpu-decoding[plot]'"
-    arguments = ["tune", "model=nowhere.nemo", f"manifest={manifest}"]
-    assert main([*arguments, "plot=best.png"]) == 2
+    assert main(["tune", "model=nowhere.nemo", f"manifest={manifest}", "plot=best.png"]) == 2
     assert f"matplotlib is not installed: {install}" in capsys.readouterr().err
     assert tune.plot_file(options("out=best.yaml")) is None
     assert f"no picture of the error rates without matplotlib: {install}" in capsys.readouterr().err
@@ -233,8 +228,7 @@ def test_tune_transducer_with_both_blank_scoring_modes(assets, manifest, tmp_pat
 
 def test_grid_of_transducers_without_fusion_has_no_bonus():
     small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]")
-    fused = grid(small, "alsd_pp", has_phrases=False)
-    pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in fused]
+    pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in grid(small, "alsd_pp", has_phrases=False)]
     assert pairs == [(beta, mode) for beta in (0.0, 1.0) for mode in ("no_score", "lm_weighted_full")]
     assert {point.beam_beta for point in grid(options(), "alsd_pp", has_phrases=False)} == {0.0, 1.0}
     assert grid(options(), "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
@@ -244,8 +238,7 @@ def test_grid_of_transducers_without_fusion_has_no_bonus():
 
 def test_grid_has_the_given_pruning_modes():
     small = options("lm_weight=[0.5]", "beam_beta=[0]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
-    points = grid(small, "aes_pp", has_phrases=False)
-    assert [point.pruning_mode for point in points] == ["late", "early"]
+    assert [point.pruning_mode for point in grid(small, "aes_pp", has_phrases=False)] == ["late", "early"]
     assert {point.pruning_mode for point in grid(options(), "aes_pp")} == {None}
     with pytest.raises(ValueError, match="no effect with alsd_pp without lm or phrases"):
         grid(small, "alsd_pp", has_lm=False, has_phrases=False)
@@ -279,8 +272,7 @@ def test_at_point_sets_score_norm():
     for score_norm in (True, False):
         assert at_point(decoder, Point(lm_weight=0.5, score_norm=score_norm)).config.score_norm is score_norm
     best = Point(beam_beta=1.0, lm_weight=0.5, score_norm=False)
-    preset = decoding_config("alsd_pp", None, best._asdict())
-    assert preset.beam.score_norm is False
+    assert decoding_config("alsd_pp", None, best._asdict()).beam.score_norm is False
     assert best.cost > best._replace(score_norm=True).cost
 
 
@@ -349,8 +341,7 @@ def test_second_stage_tries_larger_beams_and_segmentations(strategy):
 
 
 def test_grid_combines_listed_beam_sizes_and_segmentations():
-    listed = options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]")
-    points, (*_, larger) = stages(listed, "alsd_pp")
+    points, (*_, larger) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
     assert set(larger(points[0])) <= set(points)
     _, (*_, larger) = stages(options("beam_size=[4]"), "flexctc_beam")
@@ -398,8 +389,7 @@ def test_stages_of_word_graphs_try_lm_then_boosting_weights():
     around = {best._replace(lm_weight=0.5), best._replace(lm_weight=1.0), best._replace(large_lm_weight=0.5)}
     assert set(neighbours(best)) == {best} | around
     least = best._replace(lm_weight=0.3)
-    around_least = {best._replace(lm_weight=0.5), least._replace(large_lm_weight=0.5)}
-    assert set(neighbours(least)) == {least} | around_least
+    assert set(neighbours(least)) == {least} | {best._replace(lm_weight=0.5), least._replace(large_lm_weight=0.5)}
     wide = [point for point in (*points, *tried, *around) if point.beam_width == 40.0]
     assert len(wide) <= 6  # these take ten times as long, and of all combinations they would be half: 70
 
@@ -441,8 +431,7 @@ def test_at_point_sets_both_lm_weights():
     lms = random_lm(1), random_lm(20, keep=0.8)
     decoder = make_paged(*lms, beam=20.0)
     first = decoded(decoder)
-    point = Point(beam_width=12.0, lm_weight=0.5, large_lm_weight=0.25)
-    at = decoded(at_point(decoder, point))
+    at = decoded(at_point(decoder, Point(beam_width=12.0, lm_weight=0.5, large_lm_weight=0.25)))
     assert at == decoded(make_paged(*lms, beam=12.0, lm_weight=0.5, large_lm_weight=0.25)) != first
     assert decoded(at_point(decoder, Point())) == first == decoded(decoder)
 
@@ -476,8 +465,7 @@ def test_confidence_is_mapped_to_the_share_of_right_words(strategy, assets, tmp_
     )
     lm = [f"lm={assets}/lm/word3.arpa"] if strategy == "cuda_wfst" else []
     given = ["lm_weight=0.6", *lm] if lm else ["beam_beta=0", "beam_size=4"]
-    arguments = ["tune", model, dev, f"strategy={strategy}", *given, "confidence=min,prod", f"out={out}"]
-    assert main(arguments) == 0
+    assert main(["tune", model, dev, f"strategy={strategy}", *given, "confidence=min,prod", f"out={out}"]) == 0
     assert "mapped: ECE" in capsys.readouterr().out
     preset = load_preset(str(out))
     slope, _ = preset["wfst" if lm else "beam"].confidence_map

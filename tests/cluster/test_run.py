@@ -81,8 +81,7 @@ def test_run_writes_every_utterance_once_in_order(tmp_path, corpus):
     assert [row["manifest"] for row in run.rows()] == [manifests[0]] * 20 + [manifests[1]] * 7
     assert [row["line"] for row in run.rows()] == [*range(1, 21), *range(1, 8)]
     assert [partition.seconds for partition in run.plan.partitions] == [12, 12, 12, 3, 12, 1]
-    table = summary(totals, run.plan.shards)
-    assert [line.split()[1] for line in table.splitlines()[2:5]] == ["20", "7", "27"]
+    assert [line.split()[1] for line in summary(totals, run.plan.shards).splitlines()[2:5]] == ["20", "7", "27"]
 
 
 def test_resumed_run_keeps_finished_partitions(tmp_path, corpus):
@@ -90,8 +89,7 @@ def test_resumed_run_keeps_finished_partitions(tmp_path, corpus):
     run.go()
     before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in Folder(run.out).names()}
     rows = run.rows()
-    lost = tmp_path / "out" / "part-00002.done"
-    lost.unlink()
+    (tmp_path / "out" / "part-00002.done").unlink()
     (tmp_path / "out" / "part-00001.jsonl.tmp").write_text("half a li")
     again = Run(tmp_path, str(tmp_path / "corpus.json"))
     assert sum(totals.rows for totals in again.go()) == 20
@@ -140,8 +138,7 @@ def test_bad_audio_is_an_error_of_its_row_only(tmp_path, corpus):
     text = (tmp_path / "corpus.json").read_text().replace("audio/corpus_005", "audio/encoder_fails")
     (tmp_path / "corpus.json").write_text(text.replace("audio/corpus_006", "audio/search_fails"))
     run = Run(tmp_path, manifest)
-    totals = run.go()
-    assert sum(each.errors for each in totals) == 5
+    assert sum(each.errors for each in run.go()) == 5
     errors = {row["audio_filepath"]: row["error"] for row in run.rows() if "error" in row}
     names = ("corpus_001", "corpus_003", "corpus_004", "encoder_fails", "search_fails")
     assert list(errors) == [f"audio/{name}.wav" for name in names]
@@ -160,8 +157,7 @@ def test_bad_audio_is_an_error_of_its_row_only(tmp_path, corpus):
 
 def test_file_name_that_is_not_utf_8_is_an_error_of_its_row_only(tmp_path, corpus):
     corpus(3)
-    name = os.fsdecode(b"corpus_\xe9.wav")
-    (tmp_path / "audio" / "corpus_001.wav").rename(tmp_path / "audio" / name)
+    (tmp_path / "audio" / "corpus_001.wav").rename(tmp_path / "audio" / os.fsdecode(b"corpus_\xe9.wav"))
     run = Run(tmp_path, None, audio=str(tmp_path / "audio"))
     assert [(each.rows, each.errors) for each in run.go()] == [(3, 1)]
     (row,) = (row for row in run.rows() if "error" in row)
@@ -214,9 +210,7 @@ def test_run_on_another_file_system(tmp_path, corpus):
         run = Run(tmp_path, "memory://corpus/*.json", out="memory://corpus/out")
         run.go()
         assert [row["pred_text"] for row in run.rows()] == expected(("a", 4))
-        assert (
-            sum(totals.rows for totals in Run(tmp_path, "memory://corpus/*.json", out="memory://corpus/out").go()) == 4
-        )
+        assert sum(part.rows for part in Run(tmp_path, "memory://corpus/*.json", out="memory://corpus/out").go()) == 4
     finally:
         fs.rm("/corpus", recursive=True)
 
@@ -329,10 +323,7 @@ def test_bad_rows_cost_themselves_only(tarred, tmp_path, corpus):
 def test_partitions_limit_rows_without_durations(tmp_path):
     row = json.dumps({"audio_filepath": "nowhere.wav"})
     (tmp_path / "many.json").write_text(f"{row}\n" * (MAX_ROWS + 1))
-    assert [partition.rows for partition in Run(tmp_path, str(tmp_path / "many.json")).plan.partitions] == [
-        MAX_ROWS,
-        1,
-    ]
+    assert [part.rows for part in Run(tmp_path, str(tmp_path / "many.json")).plan.partitions] == [MAX_ROWS, 1]
 
 
 def test_batches_have_similar_durations():

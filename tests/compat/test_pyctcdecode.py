@@ -72,10 +72,7 @@ def lm_score(
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    """A random LM, in which many n-grams are less likely than their back-off estimates, and its file.
-
-    Unknown words are so unlikely that no word of the LM is spelled as one.
-    """
+    """A random LM with n-grams below their back-off estimates, and its file; <unk> is too unlikely for its words."""
     table = {
         ngram: (prob - 6.0 * (ngram[-1] == "<unk>"), backoff)
         for ngram, (prob, backoff) in random_table([*WORDS, "<unk>"], ORDER, 0.4, seed=5).items()
@@ -193,16 +190,13 @@ def test_without_an_lm_a_text_alone_recombines():
 
 @pytest.mark.parametrize("has_lm", [True, False])
 def test_hotwords_with_other_characters_are_ignored(lm, has_lm, caplog):
-    """One warning names them, and none follows for the same words."""
     decoder, logits = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None), random_logits(9, 4, 3)
     options = {"hotword_weight": 6.0, "token_min_logp": -30.0}
     expected = decoder.decode_beams(logits, hotwords=["ab"], **options)
     without = decoder.decode_beams(logits, **options)
     bad = ["ab", "AB", "a2 ab", "", " "]
     assert decoder.decode_beams(logits, hotwords=bad, **options) == expected
-    assert [record.getMessage() for record in caplog.records] == [
-        "hotwords with characters that are no labels are ignored (2): 'AB', 'a2'"
-    ]
+    assert caplog.messages == ["hotwords with characters that are no labels are ignored (2): 'AB', 'a2'"]
     assert decoder.decode(logits, hotwords=bad, **options) == expected[0].text
     assert decoder.decode(logits, hotwords=["", "2"], **options) == without[0].text
     lists = [bad, ["AB"], [""], None]
@@ -217,9 +211,7 @@ def test_hotwords_with_other_characters_are_ignored(lm, has_lm, caplog):
         assert decoder.decode_beams(logits, hotwords=bad, **state, **options) == decoder.decode_beams(
             logits, hotwords=["ab"], **state, **options
         )
-    assert [record.getMessage() for record in caplog.records][1:] == [
-        "hotwords with characters that are no labels are ignored (1): '2'"
-    ]
+    assert caplog.messages[1:] == ["hotwords with characters that are no labels are ignored (1): '2'"]
 
 
 def test_words_that_the_labels_cannot_spell_are_named(tmp_path, caplog):
@@ -265,8 +257,7 @@ def test_logits_log_probs_and_probabilities(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1])
     logits = random_logits(9, 4, 1)
     (expected, *_) = decoder.decode_beams(logits)
-    forms = log_softmax(logits), np.exp(log_softmax(logits)), logits.astype(np.float32), torch.from_numpy(logits)
-    for form in forms:
+    for form in log_softmax(logits), np.exp(log_softmax(logits)), logits.astype(np.float32), torch.from_numpy(logits):
         (found, *_) = decoder.decode_beams(form)
         assert found.text == expected.text
         assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
@@ -432,23 +423,16 @@ def test_pyctcdecode_interface_works_without_nemo(lm):
     assert done.stdout.strip() == "a b a b"
 
 
-def history_decoder(tmp_path, order):
-    """A decoder with a random LM of this order over single letters."""
-    arpa = tmp_path / f"{order}.arpa"
-    arpa.write_text(arpa_text(random_table(["a", "b"], order, 1.0, seed=0)))
-    return build_ctcdecoder(CHARACTERS, str(arpa))
-
-
 @pytest.mark.parametrize(("order", "kept"), [(1, 2), (2, 2), (3, 3), (4, 4)])
 def test_pruned_history_and_the_state_of_the_lm_are_as_long_as_the_lm_looks_back(order, kept, tmp_path):
-    decoder = history_decoder(tmp_path, order)
+    (tmp_path / "lm.arpa").write_text(arpa_text(random_table(["a", "b"], order, 1.0, seed=0)))
+    decoder = build_ctcdecoder(CHARACTERS, str(tmp_path / "lm.arpa"))
     texts = ["a a a b", "b a a b", "a b a b", "b b a b", "a a b b", "a a a a"]
     beams = [OutputBeam(text, None, [], 0.0, -float(n)) for n, text in enumerate(texts)]
     options = _Options(9, -99.0, -5.0, True, (), 9)
     assert len(decoder._beams(beams, options)) == len({tuple(text.split()[1 - max(order, 2) :]) for text in texts})
     assert len(decoder._beams(beams, options)) == kept
-    spoken = log_softmax(9 * np.eye(4)[[1, 0, 2, 0, 1, 0, 2, 0, 1]])
-    (best, *_) = decoder.decode_beams(spoken)
+    (best, *_) = decoder.decode_beams(log_softmax(9 * np.eye(4)[[1, 0, 2, 0, 1, 0, 2, 0, 1]]))
     assert best.text == "a b a b a"
     words = [CHARACTERS[token] for token in best.last_lm_state.tokens]
     assert "".join(words).split() == ["a", "b", "a", "b", "a"][1 - max(order, 2) :]

@@ -49,14 +49,6 @@ def wav2vec2(tmp_path_factory):
     return transformers.Wav2Vec2ForCTC(config).eval(), tokenizer, transformers.Wav2Vec2FeatureExtractor()
 
 
-@pytest.fixture(scope="module")
-def recognizer(wav2vec2):
-    model, tokenizer, extractor = wav2vec2
-    return transformers.AutomaticSpeechRecognitionPipeline(
-        model=model, tokenizer=tokenizer, feature_extractor=extractor, decoder=build_ctcdecoder(VOCABULARY)
-    )
-
-
 def run_snippet(marker, name, folder, audio, **replaced):
     """Run the block of the page about transformers that has a marker, with a model in a folder."""
     page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
@@ -71,7 +63,11 @@ def noise(*seconds):
     return [np.random.default_rng(i).standard_normal(int(16000 * n)).astype(np.float32) for i, n in enumerate(seconds)]
 
 
-def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
+def test_a_pipeline_decodes_with_offsets_and_hotwords(wav2vec2):
+    model, tokenizer, extractor = wav2vec2
+    recognizer = transformers.AutomaticSpeechRecognitionPipeline(
+        model=model, tokenizer=tokenizer, feature_extractor=extractor, decoder=build_ctcdecoder(VOCABULARY)
+    )
     audio = noise(1, 1)
     plain = recognizer(audio, batch_size=2, return_timestamps="word", decoder_kwargs={"beam_width": 8})
     alone = [recognizer(one, return_timestamps="word", decoder_kwargs={"beam_width": 8}) for one in audio]
@@ -81,22 +77,15 @@ def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
         times = [time for chunk in found["chunks"] for time in chunk["timestamp"]]
         assert times == sorted(times)
         assert times[-1] <= 1.01
-    boosted = recognizer(
-        audio[0], decoder_kwargs={"hotwords": ["ab"], "hotword_weight": 60.0, "token_min_logp": -50.0}
-    )
-    assert "ab" in boosted["text"].split()
+    ours = recognizer(audio[0], decoder_kwargs={"hotwords": ["ab"], "hotword_weight": 60.0, "token_min_logp": -50.0})
+    assert "ab" in ours["text"].split()
 
 
 @pytest.fixture
-def without_pyctcdecode(monkeypatch):
-    """Neither pyctcdecode nor kenlm can be imported."""
+def saved(wav2vec2, monkeypatch, tmp_path):
+    """A repository of a model with an LM, made without pyctcdecode and kenlm."""
     for name in "pyctcdecode", "pyctcdecode.alphabet", "pyctcdecode.constants", "kenlm":
         monkeypatch.setitem(sys.modules, name, None)
-
-
-@pytest.fixture
-def saved(wav2vec2, without_pyctcdecode, tmp_path):
-    """A repository of a model with an LM, made without pyctcdecode and kenlm."""
     provide_pyctcdecode()
     model, tokenizer, extractor = wav2vec2
     lm = tmp_path / "lm.arpa"
@@ -197,8 +186,6 @@ def test_a_model_whose_blank_is_elsewhere_is_named():
 
 
 class Twin:
-    """A checkpoint as a model of transformers."""
-
     def __init__(self, checkpoint, kind):
         self.model, self.processor = converted(checkpoint.model, kind), processor_of(checkpoint.model)
         self.vocabulary = tokenizer_vocabulary(self.processor.tokenizer, self.model.config.vocab_size - 1)
@@ -207,7 +194,6 @@ class Twin:
         return parakeet_inputs(self.model, **self.processor(audio, sampling_rate=16000))
 
     def batches(self, speech):
-        """Inputs and lengths of batches of 10 utterances."""
         audio = [samples for samples, _ in speech]
         return [self.inputs(audio[i : i + 10]) for i in range(0, len(audio), 10)]
 
@@ -261,8 +247,7 @@ def test_snippets_about_parakeet_run(twin, speech, tmp_path, capsys):
     audio, name = [samples for samples, _ in speech[:2]], '"nvidia/parakeet-tdt-0.6b-v3"'
     run_snippet("AutoProcessor", name, tmp_path, audio, ParakeetForTDT=type(twin.model).__name__)
     printed = capsys.readouterr().out
-    decoder = ALSDPlusPlus(parakeet_networks(twin.model), ALSDConfig(beam_size=8))
-    second = decoder.decode(*twin.inputs(audio))[1]
+    second = ALSDPlusPlus(parakeet_networks(twin.model), ALSDConfig(beam_size=8)).decode(*twin.inputs(audio))[1]
     assert f"\n{twin.vocabulary.text(second.best.tokens)} [" in printed
 
 

@@ -143,20 +143,17 @@ def test_decoder_has_all_verbs(decoder):
 
 def test_results_do_not_depend_on_the_batch(subject, decoder, inputs, expected):
     for b, length in enumerate(LENGTHS):
-        alone = decoder.decode(inputs[b : b + 1, :length], [length])
-        assert facts(alone[0]) == expected[b]
+        assert facts(decoder.decode(inputs[b : b + 1, :length], [length])[0]) == expected[b]
 
 
 def test_padding_is_not_read(subject, decoder, inputs, expected):
     for poison in (float("nan"), float("inf"), 0.0, -1e30):
-        found = decoder.decode(subject.poisoned(inputs, poison), LENGTHS)
-        assert all_facts(found) == expected
+        assert all_facts(decoder.decode(subject.poisoned(inputs, poison), LENGTHS)) == expected
 
 
 def test_results_do_not_depend_on_the_order(subject, decoder, inputs, expected):
     order = [4, 2, 0, 5, 3, 1]
-    shuffled = decoder.decode(inputs[order], [LENGTHS[i] for i in order])
-    assert all_facts(shuffled) == [expected[i] for i in order]
+    assert all_facts(decoder.decode(inputs[order], [LENGTHS[i] for i in order])) == [expected[i] for i in order]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -173,8 +170,7 @@ def test_results_do_not_depend_on_chunks(subject, decoder, inputs, expected, see
 def test_results_do_not_depend_on_threads(subject, variant, inputs, expected, monkeypatch):
     subject.threads_for_little_work(monkeypatch)
     for threads in (1, 2, 5):
-        found = subject.fused(variant, threads=threads).decode(inputs, LENGTHS)
-        assert all_facts(found) == expected
+        assert all_facts(subject.fused(variant, threads=threads).decode(inputs, LENGTHS)) == expected
 
 
 def test_callers_can_share_a_decoder(subject, decoder, inputs, expected):
@@ -208,8 +204,7 @@ def test_ties_are_broken_alike_in_every_batch(subject, variant):
 
 @pytest.mark.parametrize("requested", [False, True])
 def test_parts_add_up_to_the_score(subject, decoder, inputs, requested):
-    requests = [subject.request()] * BATCH if requested else None
-    for nbest in decoder.decode(inputs, LENGTHS, requests):
+    for nbest in decoder.decode(inputs, LENGTHS, [subject.request()] * BATCH if requested else None):
         for path in nbest:
             parts = path.parts
             total = parts.acoustic + parts.lm + parts.boosting + parts.insertion
@@ -234,8 +229,7 @@ def test_times_and_confidence_are_plausible(subject, decoder, inputs):
             assert (np.diff(path.frames) >= 0).all()
             assert (path.repeats >= 1).all()
             assert ((path.token_confidence > 0) & (path.token_confidence <= 1)).all()
-            sizes = {len(path.tokens), len(path.frames), len(path.repeats), len(path)}
-            assert sizes == {len(path.token_confidence)}
+            assert {len(path.tokens), len(path.frames), len(path.repeats), len(path)} == {len(path.token_confidence)}
 
 
 def test_partial_follows_the_stream(subject, decoder, inputs, expected):
@@ -247,8 +241,7 @@ def test_partial_follows_the_stream(subject, decoder, inputs, expected):
     assert all((path.frames < 12).all() for nbest in early for path in nbest)
     assert all(len(nbest.best) for nbest, length in zip(early, half, strict=True) if length > 5)
     decoder.push(streams, inputs[:, 12:], [n - m for n, m in zip(LENGTHS, half, strict=True)])
-    late = decoder.partial(streams)
-    assert [nbest.num_frames for nbest in late] == LENGTHS
+    assert [nbest.num_frames for nbest in decoder.partial(streams)] == LENGTHS
     assert all_facts(decoder.close(streams)) == expected
 
 
@@ -298,8 +291,7 @@ def test_partial_results_do_not_depend_on_commits(subject, variant, monkeypatch)
                 seen.append(all_facts([NBest((news[0],)), NBest((news[1],))]))
                 tails.append(len(getattr(partials[1].best, "_tail", partials[1].best)))
                 assert all(len(nbest.best) == len(nbest.best.tokens) for nbest in partials)
-                copied = [pickle.loads(pickle.dumps(nbest)) for nbest in partials]
-                assert all_facts(copied) == seen[-3]
+                assert all_facts([pickle.loads(pickle.dumps(nbest)) for nbest in partials]) == seen[-3]
             first += size
         seen.append(all_facts(decoder.close(streams)))
         decoder.reopen(streams, [0, 1], requests)
@@ -454,8 +446,7 @@ def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):
     decoder.push(streams, inputs, LENGTHS)
     assert decoder.partial(streams)[0].aliases == aliases
     assert decoder.close(streams)[0].texts(text_of)[0] == "it"
-    off = [replace(wanted, boosting_weight=0.0)] * BATCH
-    assert decoder.decode(inputs, LENGTHS, off)[0].aliases is None
+    assert decoder.decode(inputs, LENGTHS, [replace(wanted, boosting_weight=0.0)] * BATCH)[0].aliases is None
 
 
 # ------------------------------------------------------------------ edges
@@ -463,8 +454,7 @@ def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):
 
 @pytest.mark.parametrize("frames", [0, 5])
 def test_utterance_without_frames_is_empty(subject, variant, frames):
-    empty = subject.random_inputs(2, frames, seed=0).to(subject.device)
-    for nbest in subject.bare(variant).decode(empty, [0, 0]):
+    for nbest in subject.bare(variant).decode(subject.random_inputs(2, frames, seed=0).to(subject.device), [0, 0]):
         assert (len(nbest), len(nbest.best), nbest.num_frames) == (1, 0, 0)
         assert subject.score_of_nothing in (None, nbest.best.score)
 
@@ -496,8 +486,7 @@ def test_results_do_not_depend_on_the_float_type(subject, decoder, inputs, dtype
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 2)])
 def test_results_do_not_depend_on_strides(subject, decoder, inputs, expected, dims):
-    strided = inputs.transpose(*dims).contiguous().transpose(*dims)
-    assert all_facts(decoder.decode(strided, LENGTHS)) == expected
+    assert all_facts(decoder.decode(inputs.transpose(*dims).contiguous().transpose(*dims), LENGTHS)) == expected
 
 
 class ElsewhereArray:
@@ -715,7 +704,7 @@ def _wrong_values(config):
 def test_options_of_a_wrong_type_or_size_are_named(subject, decoder):
     for name, value in _wrong_values(decoder.config):
         with pytest.raises(FieldError, match=re.escape(f"{name} is {value!r}, expected ")):
-            dataclasses.replace(decoder.config, **{name: value})
+            replace(decoder.config, **{name: value})
 
 
 def test_misspelt_options_are_named(subject, decoder):
@@ -739,8 +728,7 @@ def test_weights_are_numbers_that_sums_can_hold(subject, weight):
 @of(LogProbs)
 def test_impossible_labels_are_not_found(subject, decoder, inputs):
     inputs[:, :, 2] = -float("inf")
-    found = decoder.decode(inputs, LENGTHS)
-    assert all(2 not in path.tokens for nbest in found for path in nbest)
+    assert all(2 not in path.tokens for nbest in decoder.decode(inputs, LENGTHS) for path in nbest)
 
 
 @of(LogProbs)
@@ -778,7 +766,7 @@ def test_rows_that_are_not_normalised_are_warned_of_once(subject, variant, input
     decoder = subject.fused(variant)
     for _ in range(2):
         decoder.decode(inputs - 4, LENGTHS)
-    warnings = [r.getMessage() for r in caplog.records if "holds no log-probabilities" in r.getMessage()]
+    warnings = [message for message in caplog.messages if "holds no log-probabilities" in message]
     assert len(warnings) == 1
     assert "log_probs[0, 0] holds" in warnings[0]
     found = re.search(r"sum to (\S+), expected 1: if these are logits, give log_probs.log_softmax\(-1\)", warnings[0])
@@ -798,7 +786,7 @@ def test_padding_without_lengths_is_warned_of(subject, variant, row, padding, be
         decoder.decode(rows)
     expected = f"log_probs[{row}, {8 if begin else 0}] holds no log-probabilities"
     is_checked = rows.device.type == "cpu"
-    assert [expected in r.getMessage() for r in caplog.records if "give lengths" in r.getMessage()] == (
+    assert [expected in message for message in caplog.messages if "give lengths" in message] == (
         [True] if is_checked else []
     )
 
@@ -821,7 +809,7 @@ def with_threshold(request: Request, results: list[NBest]) -> tuple[Request, flo
     evidence = sorted(phrase.evidence for nbest in results for phrase in nbest.phrases)
     limit = evidence[len(evidence) // 2]
     assert evidence[0] < limit
-    return dataclasses.replace(request, boosting=dataclasses.replace(request.boosting, ac_threshold=limit)), limit
+    return replace(request, boosting=replace(request.boosting, ac_threshold=limit)), limit
 
 
 @of((TokenFusion, WordGraph))
@@ -836,8 +824,7 @@ def test_phrases_below_the_threshold_of_a_request_are_withdrawn(subject, decoder
     results = decoder.decode(inputs, LENGTHS, [limited] * BATCH)
     for nbest, paid in zip(results, all_paid, strict=True):
         for phrase in nbest.phrases:
-            posteriors = nbest.best.token_confidence[phrase.first_token : phrase.end_token]
-            assert phrase.evidence == posteriors.min()
+            assert phrase.evidence == nbest.best.token_confidence[phrase.first_token : phrase.end_token].min()
         heard = sum(bonuses[phrase.text] for phrase in nbest.phrases if phrase.evidence >= limit)
         assert nbest.best.parts.boosting <= request.boosting_weight * heard + 1e-3
         if all(phrase.evidence >= limit for phrase in paid.phrases):
@@ -907,17 +894,14 @@ def test_25_lms_in_a_batch_give_the_results_of_each_alone(subject, variant):
     names, base = [f"lm{i}" for i in range(25)], subject.fusion()
     lms = [random_lm(VOCAB, seed=i, order=2 + i % 3) for i in range(25)]
     weights = {name: 0.1 * (i + 1) for i, name in enumerate(names) if i % 2}
-    pooled = dataclasses.replace(base, lm_pool=dict(zip(names, lms, strict=True)), lm_pool_weights=weights)
+    pooled = replace(base, lm_pool=dict(zip(names, lms, strict=True)), lm_pool_weights=weights)
     inputs = subject.random_inputs(1, 7, seed=5).to(subject.device).expand(25, -1, -1)
     lengths = [7 - i % 3 for i in range(25)]
     decoder, requests = subject.with_fusion(variant, pooled), [Request(lm=name) for name in names]
     found = all_facts(decoder.decode(inputs, lengths, requests))
     for i, name in enumerate(names):
-        own = dataclasses.replace(
-            base, lm=lms[i], lm_weight=weights.get(name, base.lm_weight), lm_pool={}, lm_pool_weights={}
-        )
-        alone = subject.with_fusion(variant, own).decode(inputs[:1], [lengths[i]])
-        assert found[i] == facts(alone[0])
+        own = replace(base, lm=lms[i], lm_weight=weights.get(name, base.lm_weight), lm_pool={}, lm_pool_weights={})
+        assert found[i] == facts(subject.with_fusion(variant, own).decode(inputs[:1], [lengths[i]])[0])
     assert found == all_facts(decoder.decode(inputs, lengths, requests))
     assert len({repr(each) for each in found}) > 20
 
@@ -925,12 +909,12 @@ def test_25_lms_in_a_batch_give_the_results_of_each_alone(subject, variant):
 @of(TokenFusion)
 def test_lm_and_weight_of_a_request_replace_those_of_the_decoder(subject, variant, inputs):
     base = subject.fusion()
-    pooled = dataclasses.replace(base, lm_pool={"a": random_lm(VOCAB, seed=20)}, lm_pool_weights={"a": 0.9})
+    pooled = replace(base, lm_pool={"a": random_lm(VOCAB, seed=20)}, lm_pool_weights={"a": 0.9})
     requests = [Request(lm="none"), None, Request(lm="a", lm_weight=0.3), Request(lm_weight=0.0), None, None]
     found = subject.with_fusion(variant, pooled).decode(inputs, LENGTHS, requests)
     expected = subject.with_fusion(variant, base).decode(inputs, LENGTHS, [Request(lm_weight=0.0), *[None] * 5])
     without = subject.with_fusion(variant, base).decode(inputs, LENGTHS, [Request(lm_weight=0.0)] * BATCH)
-    own = dataclasses.replace(base, lm=pooled.lm_pool["a"], lm_weight=0.9)
+    own = replace(base, lm=pooled.lm_pool["a"], lm_weight=0.9)
     third = subject.with_fusion(variant, own).decode(inputs, LENGTHS, [Request(lm_weight=0.3)] * BATCH)
     expected[2], expected[3] = third[2], without[3]
     assert all_facts(found) == all_facts(expected)
@@ -939,7 +923,7 @@ def test_lm_and_weight_of_a_request_replace_those_of_the_decoder(subject, varian
 @of(TokenFusion)
 def test_unknown_lms_are_named(subject, variant, inputs):
     pool = {name: random_lm(VOCAB, seed=seed) for seed, name in enumerate(("news", "law"))}
-    pooled = dataclasses.replace(subject.fusion(), lm_pool=pool, lm_pool_weights={})
+    pooled = replace(subject.fusion(), lm_pool=pool, lm_pool_weights={})
     for fusion, expected in ((pooled, "one of news, law, none (did you mean 'news'?)"), (Fusion(), "none: the dec")):
         decoder = subject.with_fusion(variant, fusion)
         with pytest.raises(ValueError, match=re.escape(f"requests[1].lm is 'newz', expected {expected}")):
@@ -948,7 +932,7 @@ def test_unknown_lms_are_named(subject, variant, inputs):
 
 @of(TokenFusion)
 def test_grammar_of_a_request_equals_that_of_a_decoder(subject, variant, inputs):
-    own = dataclasses.replace(subject.fusion(), boosting=None)
+    own = replace(subject.fusion(), boosting=None)
     decoder, letters = subject.with_fusion(variant, own), Vocabulary(tuple(map(chr, range(97, 97 + VOCAB))), "char")
     units = ("a", "b", "cd", "ef", "h", "gh", "i", "j", "k")
     sentences = ["".join(row) for count in (1, 2, 3) for row in itertools.product(units, repeat=count)]
@@ -962,7 +946,7 @@ def test_grammar_of_a_request_equals_that_of_a_decoder(subject, variant, inputs)
     found = decoder.decode(inputs, LENGTHS, requests)
     for b, request in enumerate(requests):
         grammar = request and request.grammar
-        alone = subject.with_fusion(variant, dataclasses.replace(own, grammar=grammar))
+        alone = subject.with_fusion(variant, replace(own, grammar=grammar))
         (expected,) = alone.decode(inputs[b : b + 1], [LENGTHS[b]])
         assert (facts(found[b]), found[b].in_grammar) == (facts(expected), expected.in_grammar)
         assert (found[b].in_grammar is None) == (grammar is None)
@@ -979,11 +963,10 @@ def test_grammar_of_a_request_equals_that_of_a_decoder(subject, variant, inputs)
 def test_weight_zero_means_absent(subject, variant, decoder, inputs):
     own, bare = subject.fusion(), all_facts(subject.bare(variant).decode(inputs, LENGTHS))
     off = subject.with_fusion(
-        variant, dataclasses.replace(own, lm_weight=0.0, boosting_weight=0.0, source_lm=None, source_lm_weight=None)
+        variant, replace(own, lm_weight=0.0, boosting_weight=0.0, source_lm=None, source_lm_weight=None)
     )
     assert all_facts(off.decode(inputs, LENGTHS)) == bare
-    requests = [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH
-    assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == bare
+    assert all_facts(decoder.decode(inputs, LENGTHS, [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH)) == bare
 
 
 @of(TokenFusion)
@@ -1018,8 +1001,7 @@ def test_tokens_last_as_long_as_their_frames(subject, decoder, inputs):
             for token, frame, repeats, confidence in zip(
                 path.tokens, path.frames, path.repeats, path.token_confidence, strict=True
             ):
-                mean = probabilities[b, frame : frame + repeats, token].mean()
-                assert confidence == pytest.approx(mean, rel=1e-4)
+                assert confidence == pytest.approx(probabilities[b, frame : frame + repeats, token].mean(), rel=1e-4)
 
 
 @of(FlexCTC)
@@ -1035,8 +1017,7 @@ def test_close_finds_no_new_text(subject, decoder, inputs):
 @of(FlexCTC)
 def test_beam_of_one_is_greedy(subject, inputs):
     """merge=max and a beam of one follow the best label of each frame: greedy's objective."""
-    decoder = subject.make(VOCAB, VOCAB, beam_size=1, merge="max")
-    for b, nbest in enumerate(decoder.decode(inputs, LENGTHS)):
+    for b, nbest in enumerate(subject.make(VOCAB, VOCAB, beam_size=1, merge="max").decode(inputs, LENGTHS)):
         labels = inputs[b, : LENGTHS[b]].argmax(-1).tolist()
         starts = [t for t, v in enumerate(labels) if v != VOCAB and (t == 0 or labels[t - 1] != v)]
         assert nbest.best.frames.tolist() == starts
@@ -1077,12 +1058,10 @@ def test_wrong_blank_is_named(subject, blank_id):
 
 @of(Transducer)
 def test_without_score_norm_the_score_itself_sorts(subject, variant, inputs):
-    decoder = subject.fused(variant, score_norm=False)
-    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+    for nbest, length in zip(subject.fused(variant, score_norm=False).decode(inputs, LENGTHS), LENGTHS, strict=True):
         scores = [path.score for path in nbest]
         assert scores == sorted(scores, reverse=True)
-        texts = {subject.text(path) for path in nbest}
-        assert len(texts) == len(nbest) >= subject.least_n_best(length)
+        assert len({subject.text(path) for path in nbest}) == len(nbest) >= subject.least_n_best(length)
 
 
 @of(Transducer)

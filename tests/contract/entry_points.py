@@ -1,8 +1,4 @@
-"""The table of the entry points of `compat` that keep the contract: a `Subject` for each.
-
-ONNX models and models of transformers give networks or log-probs to decoders of `subjects.py`. pyctcdecode's interface
-has other verbs, so checks of a `Decoder` that have no counterpart there are listed with the reason.
-"""
+"""The table of the entry points of `compat` that keep the contract; a skipped check has the reason beside it."""
 
 import copy
 import re
@@ -39,8 +35,7 @@ class OnnxTransducerSubject(TransducerLSTM):
         return OnnxTransducer(onnx_folder(len(durations), is_int8=variant == "int8", **changes), durations or None)
 
     def random_inputs(self, batch, frames, *, seed):
-        features = normal(batch, FEATURES, frames, seed=seed)
-        return torch.stack(self.networks_of("rnnt").encode(list(features)))
+        return torch.stack(self.networks_of("rnnt").encode(list(normal(batch, FEATURES, frames, seed=seed))))
 
 
 class OnnxAES(OnnxTransducerSubject):
@@ -49,8 +44,6 @@ class OnnxAES(OnnxTransducerSubject):
 
 
 class OnnxCTCSubject(FlexCTC):
-    """`OnnxCTC`: the log-probs."""
-
     variants = ("max",)
 
     def random_inputs(self, batch, frames, *, seed):
@@ -92,8 +85,6 @@ class ParakeetAES(ParakeetSubject):
 
 
 class ParakeetCTCSubject(FlexCTC):
-    """`ParakeetForCTC`: the log-probs."""
-
     variants = ("max",)
 
     def random_inputs(self, batch, frames, *, seed):
@@ -120,16 +111,11 @@ class Beam:
 
 
 class Hotwords(NamedTuple):
-    """The request of an utterance."""
-
     words: tuple[str, ...]
 
 
 class Interface:
-    """`decode_beams_batch` and `decode_batch` as `Decoder.decode`.
-
-    The text of `decode_batch` is the note of a result, so that checks compare it too.
-    """
+    """Both verbs as `Decoder.decode`. The text of `decode_batch` is the note of a result, so checks compare it."""
 
     def __init__(self, decoder: Any, threads: int | None) -> None:
         self.decoder, self.threads = decoder, threads

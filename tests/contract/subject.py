@@ -1,7 +1,4 @@
-"""A decoder as the contract sees it: what a strategy tells the checks in `test_contract.py`.
-
-A new strategy adds a class with `make` and what differs, and a row to `subjects.py`.
-"""
+"""A decoder as the contract sees it. A new strategy adds a class with `make` and a row to `subjects.py`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -182,8 +179,7 @@ class TokenFusion(Subject):
         return Fusion(random_lm(VOCAB, seed=1), 0.4, random_boosting(VOCAB, seed=2), 0.5)
 
     def request(self):
-        tree = random_boosting(VOCAB, seed=9, bonus=4.0)
-        return Request(boosting=tree, boosting_weight=2.0, lm_weight=0.1)
+        return Request(boosting=random_boosting(VOCAB, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1)
 
     def phrases(self):
         sequences = [ScoredSequence(labels, np.full(len(labels), 2.0), 2.0) for labels in ([0, 1], [2, 3, 4], [5])]

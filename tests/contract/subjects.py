@@ -48,8 +48,7 @@ class FlexCTC(LogProbs, TokenFusion):
         return {f"{SEARCH}.flexctc_beam.cuda_engine": {"THREADS": 32, "FINISH_THREADS": 32}}
 
     def make(self, vocab_size, blank_id, fusion=None, **options):
-        config = FlexCTCConfig(backend=self.backend, **options)
-        return FlexCTCBeam(vocab_size, blank_id, config, fusion)
+        return FlexCTCBeam(vocab_size, blank_id, FlexCTCConfig(backend=self.backend, **options), fusion)
 
     def with_fusion(self, variant, fusion, *, blank_id=VOCAB, **options):
         options = {"beam_size": 8, "n_best": self.n_best, "beam_beta": self.insertion, **options}
@@ -57,10 +56,7 @@ class FlexCTC(LogProbs, TokenFusion):
 
 
 class Transducer(TokenFusion):
-    """The variants are the kinds of models.
-
-    The networks are tables whose output for a row is exact, so that results are compared to the bit.
-    """
+    """The variants are the kinds of models. The tables' output for a row is exact: results are compared to the bit."""
 
     decoder, config = ALSDPlusPlus, ALSDConfig
     variants = tuple(KINDS)
@@ -83,10 +79,7 @@ class Transducer(TokenFusion):
         return self.make(self.networks_of(variant), fusion, **options)
 
     def networks_of(self, variant: str, *, scale: float = 1.0, bias: float = 0.0, blank: float = 0.0) -> Any:
-        """Networks whose logits are `scale` times those without options, plus `bias`; for the blank plus `blank`, too.
-
-        A scale of 0 gives logits that are all alike.
-        """
+        """Logits are `scale` times those without options, plus `bias` and, for the blank, `blank`. 0: all alike."""
         networks = TableNetworks(VOCAB, KINDS[variant], seed=4)
         return changed(networks, networks.output, networks.bias, scale, bias, blank)
 
@@ -94,12 +87,10 @@ class Transducer(TokenFusion):
         return random_frames(batch, frames, seed=seed)
 
     def blank_only(self, variant):
-        networks = self.networks_of(variant, blank=100.0)
-        return self.make(networks, beam_size=4), self.random_inputs(1, 20, seed=3)
+        return self.make(self.networks_of(variant, blank=100.0), beam_size=4), self.random_inputs(1, 20, seed=3)
 
     def without_preference(self, variant):
-        networks = self.networks_of(variant, scale=0.0)
-        decoder = self.make(networks, beam_size=6, n_best=self.n_best, alignments=True)
+        decoder = self.make(self.networks_of(variant, scale=0.0), beam_size=6, n_best=self.n_best, alignments=True)
         return decoder, torch.zeros(3, 6, self.width)
 
     def least_n_best(self, frames):
@@ -190,8 +181,6 @@ class PagedBigLMSubject(CudaWFSTSubject):
 
 
 class Let(PagedBigLMSubject):
-    """Composition "let"."""
-
     def make(self, **options):
         return super().make(composition="let", **options)
 
@@ -211,8 +200,6 @@ class DifferenceAutomaton(PagedBigLMSubject):
 
 
 class LetLattices(DifferenceAutomaton):
-    """Composition "let" with alternatives."""
-
     def make(self, **options):
         return super().make(composition="let", **options)
 
@@ -243,8 +230,6 @@ class NewWords(CudaWFSTSubject):
 
 
 class PagedNewWords(NewWords, PagedBigLMSubject):
-    """An open vocabulary."""
-
     composition = "lazy"
 
     def graph(self):
@@ -258,8 +243,6 @@ class PagedNewWords(NewWords, PagedBigLMSubject):
 
 
 class PagedClosed(PagedNewWords):
-    """A closed vocabulary."""
-
     graph = NewWords.graph
 
 

@@ -58,9 +58,7 @@ def save_onnx(path: Path, text: str, weights: dict[str, np.ndarray]) -> None:
 
     model = parser.parse_model(HEADER + text)
     used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(weights[name], name) for name in sorted(used & set(weights))
-    )
+    model.graph.initializer.extend(numpy_helper.from_array(weights[key], key) for key in sorted(used & set(weights)))
     onnx.save(model, str(path))
 
 

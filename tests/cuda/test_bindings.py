@@ -1,7 +1,4 @@
-"""The real cuda-python in front of a library that only pretends to be the driver.
-
-This is where sizes of arguments, addresses and handles could get lost between Python and C.
-"""
+"""cuda-python before a pretended driver: sizes, addresses and handles could get lost between Python and C."""
 
 import importlib.util
 import shutil

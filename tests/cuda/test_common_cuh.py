@@ -98,8 +98,7 @@ def test_keys_of_floats_sort_as_the_floats(emulated_runtime):
         emulated_runtime, "keys_of_floats", parameters, block=64, x=torch.from_numpy(x), keys=keys,
         back=back, count=len(x),
     )  # fmt: skip
-    unsigned = keys.numpy().view(np.uint32)
-    assert (np.diff(x[np.argsort(unsigned)]) >= 0).all()
+    assert (np.diff(x[np.argsort(keys.numpy().view(np.uint32))]) >= 0).all()
     assert (back.numpy().view(np.uint32) == x.view(np.uint32)).all()
 
 

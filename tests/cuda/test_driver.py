@@ -57,8 +57,7 @@ def module(gpus, compiled, calls, monkeypatch):
 
 
 def launch(module, *, grid=3, block=64, shared_bytes=0, **changes):
-    given = {"x": X, "a": 0.1, "n": -2, **changes}
-    module.launch(AXPY, grid=grid, block=block, shared_bytes=shared_bytes, **given)
+    module.launch(AXPY, grid=grid, block=block, shared_bytes=shared_bytes, **{"x": X, "a": 0.1, "n": -2, **changes})
 
 
 @pytest.mark.parametrize("first", [launch, lambda module: module.find(AXPY)], ids=["launched", "found"])

@@ -52,8 +52,7 @@ def cudart(monkeypatch):
 
 
 def test_table_of_no_bytes_is_not_pinned_and_too_many_are_refused(cudart):
-    table = HostTable(0).pin(GPU)
-    assert table.bytes.shape == (0,)
+    assert HostTable(0).pin(GPU).bytes.shape == (0,)
     assert not cudart.pinned
     with pytest.raises(ValueError, match="nbytes is -1"):
         HostTable(-1)
@@ -108,8 +107,7 @@ def mapping_of(table):
     for i, line in enumerate(smaps):
         found = ranges.match(line)
         if found and int(found[1], 16) <= address < int(found[2], 16):
-            flags = next(line for line in smaps[i:] if line.startswith("VmFlags:"))
-            return found[3], flags.split()[1:]
+            return found[3], next(line for line in smaps[i:] if line.startswith("VmFlags:")).split()[1:]
     raise AssertionError("not in /proc/self/smaps")
 
 
@@ -126,13 +124,6 @@ def test_memory_is_private_with_huge_pages_and_not_copied_by_forks(cudart):
 
 
 # ------- What the system and control groups say about free memory, out of files that look like theirs
-@pytest.fixture
-def machine(tmp_path):
-    """A machine with 1 MiB free and no control groups."""
-    write(tmp_path, "proc/meminfo", "MemTotal: 2048 kB\nMemFree: 5 kB\nMemAvailable:    1024 kB\n")
-    return tmp_path
-
-
 def write(root, name, text):
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,27 +136,27 @@ def group(root, folder, limit, usage, files=0, version=2):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     write(root, f"sys/fs/cgroup/{folder}/{names[0]}", f"{limit}\n")
     write(root, f"sys/fs/cgroup/{folder}/{names[1]}", f"{usage}\n")
-    text = f"anon 7\ninactive_file {files}\nactive_file 1\n"
-    write(root, f"sys/fs/cgroup/{folder}/memory.stat", text)
+    write(root, f"sys/fs/cgroup/{folder}/memory.stat", f"anon 7\ninactive_file {files}\nactive_file 1\n")
 
 
-def test_free_memory_is_the_least_of_system_and_control_groups(machine):
-    assert free_host_bytes(machine) == 1 << 20
-    write(machine, "proc/self/cgroup", "0::/job\n")
-    group(machine, "job", 1000, 900, files=50)
-    assert free_host_bytes(machine) == 1000 - 900 + 50 + 1
-    write(machine, "proc/self/cgroup", "0::/slice/job/step\n")
-    group(machine, "slice/job/step", "max", 10)
-    group(machine, "slice/job", 5000, 100)
-    group(machine, "slice", 3000, 200)
-    assert free_host_bytes(machine) == 3000 - 200 + 1
-    write(machine, "proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job\n0::/\n")
-    group(machine, "memory/job", 2000, 500, version=1)
-    group(machine, "memory", 9223372036854771712, 500, version=1)
-    assert free_host_bytes(machine) == 1501
-    write(machine, "proc/self/cgroup", "0::/\n")
-    group(machine, ".", 700, 800)
-    assert free_host_bytes(machine) == 0
+def test_free_memory_is_the_least_of_system_and_control_groups(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemTotal: 2048 kB\nMemFree: 5 kB\nMemAvailable:    1024 kB\n")
+    assert free_host_bytes(tmp_path) == 1 << 20
+    write(tmp_path, "proc/self/cgroup", "0::/job\n")
+    group(tmp_path, "job", 1000, 900, files=50)
+    assert free_host_bytes(tmp_path) == 1000 - 900 + 50 + 1
+    write(tmp_path, "proc/self/cgroup", "0::/slice/job/step\n")
+    group(tmp_path, "slice/job/step", "max", 10)
+    group(tmp_path, "slice/job", 5000, 100)
+    group(tmp_path, "slice", 3000, 200)
+    assert free_host_bytes(tmp_path) == 3000 - 200 + 1
+    write(tmp_path, "proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job\n0::/\n")
+    group(tmp_path, "memory/job", 2000, 500, version=1)
+    group(tmp_path, "memory", 9223372036854771712, 500, version=1)
+    assert free_host_bytes(tmp_path) == 1501
+    write(tmp_path, "proc/self/cgroup", "0::/\n")
+    group(tmp_path, ".", 700, 800)
+    assert free_host_bytes(tmp_path) == 0
 
 
 def test_free_memory_is_none_where_the_system_does_not_say(tmp_path):

@@ -48,7 +48,6 @@ ON_THE_HOST = 7
 
 
 def module_of(source: str) -> str:
-    """A module with this text, to be printed."""
     name = f"records_{abs(hash(source))}"
     module = ModuleType(name)
     module.__dict__["__file__"] = name
@@ -98,7 +97,6 @@ def printed_modules() -> list[str]:
 
 
 def test_no_struct_of_cuda_repeats_a_record_by_hand():
-    """What a record says is said once: C++ has neither its fields nor its size a second time."""
     printed = {
         struct
         for module in printed_modules()
@@ -108,8 +106,7 @@ def test_no_struct_of_cuda_repeats_a_record_by_hand():
     for path in [*PACKAGE.rglob("*.cuh"), *PACKAGE.rglob("*.cu")]:
         text = path.read_text()
         assert not re.search(r"static_assert\(sizeof\(\w+\) ==", text), path
-        by_hand = set(re.findall(r"^struct (\w+)[ :{]", text, re.M))
-        assert not by_hand & printed, path
+        assert not set(re.findall(r"^struct (\w+)[ :{]", text, re.M)) & printed, path
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -274,8 +271,7 @@ def test_records_keep_every_byte_and_may_come_as_flat_bytes():
     ],
 )
 def test_numbers_are_converted_to_the_type_of_the_parameter(dtype, value, seen):
-    signature = Signature("k", {"x": Scalar(dtype)})
-    (number,) = checked_arguments(signature, CPU, {"x": value})
+    (number,) = checked_arguments(Signature("k", {"x": Scalar(dtype)}), CPU, {"x": value})
     assert type(number) is dtype
     assert number == seen
 

@@ -70,8 +70,7 @@ def test_pool_belongs_to_the_device_of_the_graph_and_serves_its_body(log):
 def test_live_graphs_share_no_stream(log):
     """cuBLAS has a workspace per stream."""
     graphs = [capture_while(GPU, lambda handle: None) for _ in range(40)]
-    streams = [graph._stream.cuda_stream for graph in graphs]
-    assert streams == list(range(1, 41))
+    assert [graph._stream.cuda_stream for graph in graphs] == list(range(1, 41))
     del graphs[3]
     assert log[-1] == "cuGraphExecDestroy"
     assert capture_while(GPU, lambda handle: None)._stream.cuda_stream == 4

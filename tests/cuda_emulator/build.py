@@ -172,10 +172,7 @@ _known: dict[Path, tuple[dict[Path, str], list[tuple[Path, tuple[int, int]]]]] =
 
 
 def _texts(source: Path) -> dict[Path, str]:
-    """The text of a file and of all that it includes by a quoted name.
-
-    Every load of a module asks for it: texts are read again only if one of these files has changed.
-    """
+    """The text of a file and of its quoted includes; read again only if one of these files has changed."""
     texts, states = _known.get(source, ({}, []))
     if not texts or any(_state(path) != state for path, state in states):
         texts = _read_texts(source)

@@ -71,10 +71,7 @@ class EmulatorError(RuntimeError):
 
 @dataclass
 class EmulatedRuntime:
-    """A `Runtime` for CPU tensors.
-
-    Modules are compiled at first use and kept; options may be changed between launches.
-    """
+    """A `Runtime` for CPU tensors. It keeps modules, which it compiles at first use; options may change later."""
 
     # of the schedule and of the garbage in fresh shared memory; every launch takes the next one
     seed: int = 0

@@ -21,8 +21,7 @@ def emulated_runtime(request: pytest.FixtureRequest) -> Iterator[EmulatedRuntime
     reason = why_no_compiler()
     if reason:
         pytest.skip(reason)
-    options = getattr(request, "param", {})
-    with use_runtime(new_runtime(request, **options)) as runtime:
+    with use_runtime(new_runtime(request, **getattr(request, "param", {}))) as runtime:
         yield runtime
 
 

@@ -43,7 +43,6 @@ class CapturedWhile:
 
 
 def captured_while(device: torch.device, body: Callable[[int], None]) -> CapturedWhile:
-    """In the place of `capture_while`."""
     handle = next(_handles)
     with _recording_of() as recording:
         body(handle)

@@ -22,7 +22,6 @@ class Barrier:
     line: int
 
     def __str__(self) -> str:
-        """For test ids."""
         return f"{self.kernel} {self.file}:{self.line}"
 
 

@@ -105,7 +105,6 @@ BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN]
 
 @pytest.fixture(scope="module")
 def kernels_cu(tmp_path_factory):
-    """A file with all of these kernels."""
     file = tmp_path_factory.mktemp("ptx") / "kernels.cu"
     kernels = [
         f'extern "C" __global__ void kernel_{n}(const Args args) {{ auto [in, out] = args; {body} }}\n'
@@ -116,7 +115,6 @@ def kernels_cu(tmp_path_factory):
 
 
 def run_cuda(runtime, file: Path, body: str) -> torch.Tensor:
-    """`out` of the kernel with this body."""
     out, numbers = torch.zeros(64), torch.arange(64.0)
     launch(runtime, file, f"kernel_{BODIES.index(body)}", shared_bytes=256, **{"in": numbers, "out": out})
     return out
@@ -136,8 +134,7 @@ def test_race_checker_checks_ptx(emulated_runtime, kernels_cu, body):
 
 
 def test_clean_kernel_passes_the_checker(emulated_runtime, kernels_cu):
-    found = run_cuda(emulated_runtime, kernels_cu, CLEAN)
-    assert found.tolist() == [4.0 * (i // 2) + 1 for i in range(64)]
+    assert run_cuda(emulated_runtime, kernels_cu, CLEAN).tolist() == [4.0 * (i // 2) + 1 for i in range(64)]
 
 
 # ------------------------------------------------------------------ instructions that are refused
@@ -171,8 +168,7 @@ def module_of(*bodies: str) -> str:
 
 
 def test_load_beyond_the_parameters_is_named(tmp_path):
-    body = "ld.param.u64 %rd1, [THIS_param_0+8]; cvt.u32.u64 %r1, %rd1;"
-    library = link_ptx(module_of(body), tmp_path, tmp_path)
+    library = link_ptx(module_of("ld.param.u64 %rd1, [THIS_param_0+8]; cvt.u32.u64 %r1, %rd1;"), tmp_path, tmp_path)
     signature = Signature("kernel_0", {"out": Tensor(torch.int32, (32,), written=True)})
     module = EmulatedModule(EmulatedRuntime(), library, False)
     with pytest.raises(EmulatorError, match=r"ld\.param of 8 bytes at 8 of 8 bytes"):

@@ -71,15 +71,13 @@ def assert_equal_walks(ours, nemo, *, final, walks=8, steps=20):
 def test_arpa_scores_equal_those_of_nemo_to_the_bit(name, normalize_unk):
     path = ASSETS / "lm" / name
     nemo = NGramGPULanguageModel.from_file(path, VOCAB_SIZE, normalize_unk=normalize_unk, use_triton=False)
-    ours = load_ngram_lm(path, VOCAB_SIZE, normalize_unk=normalize_unk)
-    assert_equal_walks(ours, nemo, final=True)
+    assert_equal_walks(load_ngram_lm(path, VOCAB_SIZE, normalize_unk=normalize_unk), nemo, final=True)
 
 
 def test_saved_ngram_lm_scores_equal_those_of_nemo_to_the_bit(tmp_path):
     nemo = NGramGPULanguageModel.from_file(ASSETS / "lm" / "tok6.arpa", VOCAB_SIZE, use_triton=False)
     nemo.save_to(str(tmp_path / "lm.nemo"))
-    ours = load_ngram_lm(tmp_path / "lm.nemo", VOCAB_SIZE)
-    assert_equal_walks(ours, nemo, final=True)
+    assert_equal_walks(load_ngram_lm(tmp_path / "lm.nemo", VOCAB_SIZE), nemo, final=True)
 
 
 def test_lm_without_a_suffix_is_read_where_nemo_fails(tmp_path):
@@ -122,8 +120,7 @@ def test_saved_boosting_tree_loads(tokenizer_model, tmp_path):
         BoostingTreeModelConfig(model_path=path, key_phrases_list=phrase_list(50), use_triton=False),
         SentencePieceTokenizer(str(tokenizer_model)),
     )
-    vocabulary = Vocabulary.from_sentencepiece(tokenizer_model)
-    ours = load_boosting_tree(BoostingConfig(model_path=path), vocabulary)
+    ours = load_boosting_tree(BoostingConfig(model_path=path), Vocabulary.from_sentencepiece(tokenizer_model))
     assert_equal_walks(ours, nemo, final=False)
     assert (ours.arrays.states["final_weight"] == 0).all()
 

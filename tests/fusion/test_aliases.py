@@ -94,8 +94,7 @@ def test_alias_of_two_phrases_is_refused(phrases, ignore_case, message):
 
 def test_alias_may_be_its_phrase_in_another_letter_case():
     phrases = [Phrase("NVIDIA", aliases=("nvidia",)), Phrase("ann"), Phrase("ann", lang="es", aliases=("anna",))]
-    aliases = aliases_of(phrases, "list", True)
-    assert aliases.written("Nvidia anna") == "NVIDIA ann"
+    assert aliases_of(phrases, "list", True).written("Nvidia anna") == "NVIDIA ann"
 
 
 @pytest.mark.parametrize("aliases", ["ab", [""], [3]])

@@ -67,15 +67,11 @@ def test_contradictory_columns_are_refused(changes, message):
 
 
 # -- The two bounds of a state, against the weight of every label -------------------------------------
-def own_labels(automaton, state):
-    row = automaton.arrays.states[state]
-    return set(automaton.arrays.arcs["label"][row["arc_begin"] : row["arc_end"]].tolist())
-
-
 def bounds_by_trying(automaton, state):
     """Largest weight of any label, and of those that the state has no arc for."""
     weights = {label: automaton.advance(state, label)[0] for label in range(automaton.vocab_size)}
-    own = own_labels(automaton, state)
+    row = automaton.arrays.states[state]
+    own = set(automaton.arrays.arcs["label"][row["arc_begin"] : row["arc_end"]].tolist())
     others = [weight for label, weight in weights.items() if label not in own]
     return max(weights.values()), max(others, default=-np.inf)
 

@@ -102,8 +102,7 @@ def test_all_segmentations_earn_what_the_canonical_one_earns():
     tree = build_boosting_tree(["abc"], VOCABULARY, BoostingConfig(segmentations=4))
     for pieces in (["▁abc"], ["▁ab", "c"], ["▁", "a", "bc"]):
         assert tree.score(spelled(*pieces)) == pytest.approx(phrase_bonus(1))
-    one = build_boosting_tree(["abc"], VOCABULARY)
-    assert one.score(spelled("▁ab", "c")) == 0
+    assert build_boosting_tree(["abc"], VOCABULARY).score(spelled("▁ab", "c")) == 0
     by_dropout = BoostingConfig(use_bpe_dropout=True, num_of_transcriptions=3)
     assert (
         build_boosting_tree(["abc de"], VOCABULARY, by_dropout).fingerprint
@@ -183,8 +182,7 @@ def random_phrases(count):
 
 @pytest.mark.slow
 def test_20000_phrases_cost_no_more_nodes_than_tokens():
-    config = BoostingConfig(whole_words=False)
-    tree = build_boosting_tree(random_phrases(20_000), VOCABULARY, config)
+    tree = build_boosting_tree(random_phrases(20_000), VOCABULARY, BoostingConfig(whole_words=False))
     assert tree.num_arcs <= tree.num_states + len(VOCABULARY)
     assert tree.num_states < 200_000
 
@@ -206,9 +204,7 @@ def test_blank_and_duplicate_phrases_are_skipped_with_one_warning(caplog):
     phrases = ["abc", "", "de", " abc ", "  ", Phrase("de", weight=2.0), Phrase("abc", weight=0.5)]
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
         tree = build_boosting_tree(phrases, VOCABULARY)
-    assert [record.getMessage() for record in caplog.records] == [
-        "phrase list: skipped 2 blank and 3 duplicate phrases"
-    ]
+    assert caplog.messages == ["phrase list: skipped 2 blank and 3 duplicate phrases"]
     assert score(tree, "abc") == pytest.approx(phrase_bonus(1))
     assert score(tree, "de") == pytest.approx(2 * phrase_bonus(3))  # the largest weight counts
 
@@ -285,8 +281,7 @@ def test_phrase_lists_of_all_forms_give_the_same_tree():
 def test_keys_of_the_nemo_development_branch_are_accepted():
     config = BoostingConfig(key_phrase_items_list=[{"phrase": "abc", "lang": None, "alpha": 2.0}], bpe_mode="var_bpe")
     plain = BoostingConfig(key_phrase_items_list=[Phrase("abc", 2.0)], segmentations=8)
-    tree = load_boosting_tree(config, VOCABULARY)
-    assert tree.fingerprint == load_boosting_tree(plain, VOCABULARY).fingerprint
+    assert load_boosting_tree(config, VOCABULARY).fingerprint == load_boosting_tree(plain, VOCABULARY).fingerprint
     assert BoostingConfig(bpe_mode="case_insensitive").is_case_ignored
     assert BoostingConfig(bpe_mode="case_insensitive").sequences_per_spelling == 8
     assert BoostingConfig(bpe_mode="bpe_dropout", num_of_transcriptions=3).sequences_per_spelling == 3
@@ -303,8 +298,7 @@ def test_languages_select_the_tokenizer_of_an_aggregate():
     tree = build_boosting_tree(["x", Phrase("x", lang="es", weight=2.0)], vocabulary)
     assert tree.score(spelled("▁ab")) == pytest.approx(1.0)
     assert tree.score(spelled("▁abc")) == pytest.approx(2.0)
-    spanish = build_boosting_tree(["x"], vocabulary, BoostingConfig(source_lang="es"))
-    assert spanish.score(spelled("▁ab")) == 0
+    assert build_boosting_tree(["x"], vocabulary, BoostingConfig(source_lang="es")).score(spelled("▁ab")) == 0
 
 
 def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_path):
@@ -319,8 +313,7 @@ def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_p
         "backoff_weights": torch.tensor([0.0, -1.0, 0.0]),
         "final_weights": torch.tensor([0.0, 0.0, 1.0]),
     }
-    config = {"vocab_size": 2, "num_arcs": 3, "separate_bos_state": False}
-    path = write_nemo(tmp_path / "tree.nemo", config, tensors)
+    path = write_nemo(tmp_path / "tree.nemo", {"vocab_size": 2, "num_arcs": 3, "separate_bos_state": False}, tensors)
     tree = load_boosting_tree(BoostingConfig(model_path=str(path)), Vocabulary(("a", "b"), "char"))
     assert tree.start_state == 0
     assert tree.score([0, 1]) == 3.5
@@ -402,6 +395,11 @@ def test_two_sources_of_phrases_are_refused(options, message):
         ({"bpe_alpha": 0.1}, "bpe_alpha is 0.1, which has no effect"),
         ({"num_of_transcriptions": 9}, "num_of_transcriptions is 9, .* use_bpe_dropout is False"),
         ({"key_phrase_items_list": [{"text": "abc"}]}, "or the keys phrase, lang, weight and aliases"),
+        *[({"ac_threshold": value}, "ac_threshold is .*, expected") for value in (-0.1, 1.5, "high")],
+        (
+            {"model_path": "a.nemo", "ac_threshold": 0.1},
+            r"is 0\.1 with model_path, which names no phrases, expected 0",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(options, message):
@@ -450,7 +448,7 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
     else:
         tree = build_boosting_tree(texts, VOCABULARY)
     assert tree.table.texts == ["ab", "abc"]
-    (warning,) = [r.getMessage() for r in caplog.records if "phrases left out" in r.getMessage()]
+    (warning,) = [message for message in caplog.messages if "phrases left out" in message]
     assert "2 of 4" in warning
     assert all(text in warning for text in ("route 66", "müller"))
     assert ("1 of 5 lines left out: line 5: could not convert" in caplog.text) == (source == "file")

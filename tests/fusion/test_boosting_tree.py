@@ -70,14 +70,3 @@ def test_subtree_equals_a_tree_built_from_its_phrases():
     assert (some.ac_threshold, some.num_phrases, tree.num_phrases) == (0.1, 1, 3)
     assert tree.only(()).num_phrases == 0  # the penalty
     assert build_boosting_tree(["abc"], VOCABULARY).only(()) is None
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, "high"])
-def test_threshold_outside_of_0_to_1_is_refused(value):
-    with pytest.raises(ValueError, match=r"ac_threshold is .*, expected"):
-        BoostingConfig(ac_threshold=value)
-
-
-def test_tree_of_a_nemo_file_names_no_phrases():
-    with pytest.raises(ValueError, match=r"ac_threshold is 0\.1 with model_path, which names no phrases, expected 0"):
-        BoostingConfig(model_path="tree.nemo", ac_threshold=0.1)

@@ -42,12 +42,11 @@ def sequences(weights):
 
 
 def build(phrases, refund="full", unk_score=0.0):
-    """All occurrences are paid, overlapping or not."""
     weights = phrases if isinstance(phrases, dict) else dict.fromkeys(phrases, 1.0)
     return build_context_graph(sequences(weights), V, refund=refund, unk_score=unk_score)
 
 
-def build_with_word_boundaries(weights, continuations, outside=(), **options):
+def build_in_words(weights, continuations, outside=(), **options):
     """All occurrences are paid, overlapping or not."""
     own = [replace(s, ends_in_word=s.tokens not in outside) for s in sequences(weights)]
     return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)), **options)
@@ -59,8 +58,7 @@ def build_apart(weights, continuations=(), outside=()):
         ScoredSequence(tokens, weight * np.ones(len(tokens)), weight, tokens not in outside)
         for tokens, weight in weights.items()
     ]
-    labels = np.isin(np.arange(V), list(continuations))
-    return build_context_graph(own, V, is_continuation=labels, overlapping=False)
+    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)), overlapping=False)
 
 
 def bonuses(weights):
@@ -80,15 +78,14 @@ def test_no_token_is_paid_for_twice(weights, text, continuations, outside):
 
 def test_first_of_equal_phrases_is_paid():
     """What begins inside of the second one can then be paid as well."""
-    tree = build_apart({(A, B): 1, (B, C): 1, (C, D): 1, (A, B, C, A): 1})
-    assert tree.score((A, B, C, D)) == 4
+    assert build_apart({(A, B): 1, (B, C): 1, (C, D): 1, (A, B, C, A): 1}).score((A, B, C, D)) == 4
 
 
 @settings(max_examples=300, deadline=None)
 @given(PHRASES, TEXTS, CONTINUATIONS, OUTSIDE)
 def test_a_text_earns_the_phrases_with_which_words_end(weights, text, continuations, outside):
     outside = [phrase for phrase, is_outside in zip(weights, outside, strict=False) if is_outside]
-    tree = build_with_word_boundaries(weights, continuations, outside)
+    tree = build_in_words(weights, continuations, outside)
     expected = earned(text, bonuses(weights), continuations, outside)
     assert tree.score(text) == pytest.approx(expected, abs=1e-4)
     # while the text goes on, help for unfinished phrases comes on top
@@ -100,9 +97,7 @@ def test_a_text_earns_the_phrases_with_which_words_end(weights, text, continuati
 def test_tokens_outside_of_phrases_cost_the_same_wherever_words_end(weights, text, continuations):
     """Word ends change what phrases earn, not which tokens belong to none."""
     for unk_score in (-1.0, 0.5):
-        in_words, anywhere = [
-            build_with_word_boundaries(weights, labels, unk_score=unk_score) for labels in (continuations, ())
-        ]
+        in_words, anywhere = [build_in_words(weights, labels, unk_score=unk_score) for labels in (continuations, ())]
         difference = earned(text, bonuses(weights), continuations) - earned(text, bonuses(weights))
         assert in_words.score(text) - anywhere.score(text) == pytest.approx(difference, abs=1e-4)
 
@@ -149,8 +144,7 @@ def test_full_refund_lacks_the_faults_of_the_nemo_tree(phrases, text, final, nem
 
 
 def test_nemo_refund_does_not_raise_descendants_of_a_raised_token():
-    """The second phrase raises the shared A from 0.1 to 10; A B's sum in NeMo still has the old A, so
-    failing there leaves most of the 10."""
+    """The second phrase raises A from 0.1 to 10. In NeMo, A B has the old A: failing there leaves most of the 10."""
     weights, text = {(A, B, C): 0.1, (A, D): 10.0}, [A, B, A]
     nemo = build(weights, "nemo").score(text, final=False)
     assert nemo > 10.0 + 5.0  # the last A's 10, and something for an unfinished phrase
@@ -187,7 +181,7 @@ def test_example_of_the_module():
 
 # -- word ends -----------------------------------------------------------------------------------------
 def test_a_phrase_loses_its_bonus_with_the_token_that_continues_its_word():
-    tree = build_with_word_boundaries({(A, B): 1.0}, continuations=[B, C])
+    tree = build_in_words({(A, B): 1.0}, continuations=[B, C])
     bonus = phrase_bonus(2)
     assert tree.score([A, B], final=False) == pytest.approx(bonus)
     assert tree.score([A, B, D], final=False) == pytest.approx(bonus)
@@ -228,8 +222,7 @@ def test_copies_of_the_root_are_shared_and_list_the_fewer_labels(refunding):
         backoff_weights=np.zeros(101), final_weights=np.zeros(101), arc_labels=np.zeros(0, int),
         arc_weights=np.zeros(0), arc_targets=np.zeros(0, int),
     )  # fmt: skip
-    refunds = np.array([0.0, *[1.0, 2.0] * 50])
-    result = with_refunds(columns, refunds, np.isin(np.arange(V), refunding))
+    result = with_refunds(columns, np.array([0.0, *[1.0, 2.0] * 50]), np.isin(np.arange(V), refunding))
     copies = 2 if refunding else 0
     assert len(result.backoff_to) == 101 + copies
     assert len(result.arc_labels) == copies * min(len(refunding), V - len(refunding))

@@ -19,8 +19,7 @@ V = 7
 
 def assert_is_ratio(found, lm, source, ratio, *, sequences=30, length=12, tolerance=1e-5):
     """Step by step over random token sequences, and at the end of each."""
-    rng = np.random.default_rng(0)
-    for labels in rng.integers(0, lm.vocab_size, (sequences, length)):
+    for labels in np.random.default_rng(0).integers(0, lm.vocab_size, (sequences, length)):
         states = [automaton.start_state for automaton in (found, lm, source)]
         for label in labels.tolist():
             read = [a.advance(s, label) for a, s in zip((found, lm, source), states, strict=True)]
@@ -40,10 +39,7 @@ def test_every_weight_is_the_difference_of_both_lms(orders, ratio):
         assert_is_ratio(density_ratio(lm, source, ratio), lm, source, ratio)
 
 
-@pytest.fixture(scope="module")
-def lms(tmp_path_factory):
-    """A token 6-gram and a token bigram of the same text."""
-    path = tmp_path_factory.mktemp("lm") / "source.arpa"
+def test_a_bigram_source_adds_at_most_one_state_per_token(tmp_path):
     lm = load_ngram_lm(ASSETS / "lm" / "tok6.arpa", 128)
     rng = np.random.default_rng(3)
     sentences = []
@@ -56,12 +52,8 @@ def lms(tmp_path_factory):
             sentence.append(chr(label + 100))
             _, state = lm.advance(state, label)
         sentences.append(sentence)
-    write_arpa(estimate_ngram_lm(sentences, 2, symbols=[chr(i + 100) for i in range(128)]), path)
-    return lm, load_ngram_lm(path, 128)
-
-
-def test_a_bigram_source_adds_at_most_one_state_per_token(lms):
-    lm, source = lms
+    write_arpa(estimate_ngram_lm(sentences, 2, symbols=[chr(i + 100) for i in range(128)]), tmp_path / "source.arpa")
+    source = load_ngram_lm(tmp_path / "source.arpa", 128)
     found = density_ratio(lm, source, 0.5)
     assert lm.num_states <= found.num_states <= lm.num_states + 128 + 1
     assert_is_ratio(found, lm, source, 0.5, sequences=100, tolerance=2e-5)
@@ -82,8 +74,7 @@ def test_scores_where_one_lm_has_no_sentence_end():
 
 
 def test_tokens_that_the_lm_forbids_stay_forbidden():
-    forbids = single_state(weights=(-np.inf, -1.0))
-    found = density_ratio(forbids, single_state(), 2.0)
+    found = density_ratio(single_state(weights=(-np.inf, -1.0)), single_state(), 2.0)
     assert found.score([0]) == -np.inf
     assert found.score([1]) == pytest.approx(-1.0 + 4.0)
 
@@ -116,8 +107,7 @@ def test_the_weight_of_a_request_scales_both():
     lm, source = random_lm(V, seed=1), random_lm(V, seed=2)
     fusion = Fusion(lm, 0.5, source_lm=source, source_lm_weight=0.2)
     batch = BatchFusion.resolve(fusion, 3, [None, Request(lm_weight=0.25), Request(lm_weight=0.0)], FusionLabels(V))
-    score = lm.score([1, 2, 3]) - 0.4 * source.score([1, 2, 3])
-    assert batch.lm.score([1, 2, 3]) == pytest.approx(score, abs=1e-5)
+    assert batch.lm.score([1, 2, 3]) == pytest.approx(lm.score([1, 2, 3]) - 0.4 * source.score([1, 2, 3]), abs=1e-5)
     assert batch.lm_weights.tolist() == [0.5, 0.25, 0.0]
 
 

@@ -117,8 +117,7 @@ def test_an_entry_for_other_speech_sets_the_price(entry, price, expected, caplog
 
 
 def test_sentences_that_tokens_cannot_spell_are_left_out(caplog):
-    grammar = build_grammar(["ab", "a c", "a [unk]"], BPE)
-    assert grammar.accepts([4], 99)
+    assert build_grammar(["ab", "a c", "a [unk]"], BPE).accepts([4], 99)
     assert "2 of 3 sentences left out: 'c' has the character 'c'" in caplog.text
     assert "'a [unk]' has '[unk]' beside words, expected it alone, or grammar_price" in caplog.text
 
@@ -126,5 +125,4 @@ def test_sentences_that_tokens_cannot_spell_are_left_out(caplog):
 def test_sentences_in_all_forms_of_unicode_are_equal():
     for pieces, tokens in ((("▁r", "é"), [0, 1]), (("▁r", "e", "\u0301"), [0, 1, 2])):
         for form in ("NFC", "NFD"):
-            grammar = build_grammar([unicodedata.normalize(form, "Ré")], Vocabulary(pieces, "bpe"))
-            assert grammar.accepts(tokens, 99)
+            assert build_grammar([unicodedata.normalize(form, "Ré")], Vocabulary(pieces, "bpe")).accepts(tokens, 99)

@@ -269,8 +269,7 @@ def test_scores_equal_kenlm(name):
             likely = len(own) and draw.random() < 0.7
             label = int(draw.choice(own["label"])) if likely else draw.randrange(VOCAB_SIZE)
             weight, state = lm.advance(state, label)
-            expected = model.BaseScore(before, chr(label + 100), after) * LOG_10
-            assert weight == pytest.approx(expected, abs=1e-4)
+            assert weight == pytest.approx(model.BaseScore(before, chr(label + 100), after) * LOG_10, abs=1e-4)
             end = model.BaseScore(after, "</s>", kenlm.State()) * LOG_10
             assert lm.arrays.states["final_weight"][state] == pytest.approx(end, abs=1e-4)
             before, after = after, before

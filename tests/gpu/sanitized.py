@@ -61,10 +61,7 @@ def word_graphs(device: torch.device) -> Iterator[list[NBest]]:
 
 
 def transducers(device: torch.device) -> Iterator[list[tuple[int, ...]]]:
-    """Tokens alone: the library's products may round differently with the memory that it finds.
-
-    Launched one by one: in a graph the tool's allocations would break the capture.
-    """
+    """Tokens alone, as products may round differently. Launched one by one: allocations of a tool break a capture."""
     frames = test_transducer_gpu.frames_of(2, 4).to(device)
     strategies, model = test_transducer_gpu.STRATEGIES.values(), test_transducer_gpu.Model
     for strategy, networks in product(strategies, (model.networks, model.stateless)):

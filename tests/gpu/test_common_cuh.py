@@ -32,9 +32,7 @@ class HostTensors:
         return self
 
     def launch(self, signature: Signature, /, **options: Any) -> None:
-        hosts = {
-            name: options[name] for name, parameter in signature.parameters.items() if isinstance(parameter, Tensor)
-        }
+        hosts = {name: options[name] for name, kind in signature.parameters.items() if isinstance(kind, Tensor)}
         copies = {name: self._there(tensor) for name, tensor in hosts.items()}
         self._module.launch(signature, **(options | copies))
         for name, tensor in hosts.items():
@@ -49,12 +47,10 @@ class HostTensors:
 
 @pytest.fixture
 def emulated_runtime(request, device):
-    """The GPU in the place of the emulator."""
     if getattr(request, "param", {}).get("check"):
         pytest.skip("the emulator's checker is not here; see test_sanitizer.py")
     return HostTensors(device)
 
 
 def test_gpu_tests_of_primitives_are_complete():
-    all_tests = {name for name in vars(emulated) if name.startswith("test_") and "nvrtc" not in name}
-    assert all_tests <= set(globals())
+    assert {name for name in vars(emulated) if name.startswith("test_") and "nvrtc" not in name} <= set(globals())

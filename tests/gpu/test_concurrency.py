@@ -230,8 +230,7 @@ SIZES = {"grid": sized(64, 2), "block": sized(256, 32)}
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    table = closed_table(seed=1, words=WORDS, keep=0.5)
-    path = write_arpa(tmp_path_factory.mktemp("lm") / "lm.arpa", table)
+    path = write_arpa(tmp_path_factory.mktemp("lm") / "lm.arpa", closed_table(seed=1, words=WORDS, keep=0.5))
     return pack_arpa_in_memory(path)
 
 

@@ -18,8 +18,7 @@ T = sized(120, 12)
 
 
 def log_probs_on(device, batch, frames=T, vocab_size=V, *, seed, sharpness=2.0, dtype=torch.float32):
-    values = random_log_probs(batch, frames, vocab_size + 1, seed=seed, sharpness=sharpness)
-    return values.to(device, dtype)
+    return random_log_probs(batch, frames, vocab_size + 1, seed=seed, sharpness=sharpness).to(device, dtype)
 
 
 def lengths_for(batch, frames=T, *, seed):
@@ -32,13 +31,10 @@ def lengths_for(batch, frames=T, *, seed):
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_more_utterances_than_multiprocessors(device, merge):
-    batch = 2 * _multiprocessors(device) + 37
+    on_gpu = device.type == "cuda"
+    batch = 2 * (torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1) + 37
     log_probs, lengths = log_probs_on(device, batch, seed=7), lengths_for(batch, seed=7)
     assert_equal(log_probs, lengths, fusion=random_fusion(V), merge=merge, beam_size=sized(16, 3), n_best=3)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

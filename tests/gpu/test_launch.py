@@ -41,8 +41,7 @@ def table(device):
 
 
 def gather(device, table, grid=64):
-    generator = torch.Generator().manual_seed(0)
-    where = torch.randint(NUMBERS, (COUNT,), generator=generator, dtype=torch.int32).to(device)
+    where = torch.randint(NUMBERS, (COUNT,), generator=torch.Generator().manual_seed(0), dtype=torch.int32).to(device)
     out = torch.zeros(COUNT, dtype=torch.int64, device=device)
     runtime().load(SOURCE, device).launch(GATHER, grid=grid, block=128, table=table, where=where, out=out, count=COUNT)
     return where, out
@@ -104,8 +103,7 @@ class Captured:
     def replay(self, log_probs, begin):
         """Without a wait: the inputs of the next replay are copied behind this one."""
         self.chunk.copy_(log_probs[:, begin : begin + CHUNK])
-        lengths = (torch.tensor(LENGTHS) - begin).clamp(0, CHUNK)
-        self.lengths.copy_(lengths)
+        self.lengths.copy_((torch.tensor(LENGTHS) - begin).clamp(0, CHUNK))
         self.graph.replay()
 
 

@@ -88,21 +88,18 @@ def both(strategy, device, durations=(), fusion=None, networks=Model.networks, *
 
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4)], ids=["rnnt", "tdt"])
-def test_hypotheses_equal_those_of_the_cpu(device, strategy, durations, pruning):
-    found, expected = both(strategy, device, durations, random_fusion(VOCAB), pruning_mode=pruning, alignments=True)
+@pytest.mark.parametrize(
+    ("networks", "durations"),
+    [("lstm", ()), ("lstm", (0, 1, 2, 4)), ("stateless", ())],
+    ids=["rnnt", "tdt", "stateless"],
+)
+def test_hypotheses_equal_those_of_the_cpu(device, strategy, networks, durations, pruning):
+    make = Model.stateless if networks == "stateless" else Model.networks
+    found, host = both(strategy, device, durations, random_fusion(VOCAB), make, pruning_mode=pruning, alignments=True)
     frames = frames_of()
     with torch.no_grad():
-        assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
-    assert found.device_modes["prediction"] == "lstm"
-
-
-def test_stateless_networks_equal_the_cpu(device, strategy):
-    found, expected = both(strategy, device, fusion=random_fusion(VOCAB), networks=Model.stateless)
-    frames = frames_of()
-    with torch.no_grad():
-        assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
-    assert found.device_modes["prediction"] == "stateless"
+        assert_same(found.decode(frames.to(device), LENGTHS), host.decode(frames, LENGTHS))
+    assert found.device_modes["prediction"] == networks
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -95,8 +95,7 @@ def test_paged_lattices_equal_those_of_the_cpu(device, topology):
 def test_many_lm_histories_in_one_state_equal_the_cpu(device):
     """An LM with so many states that groups are large."""
     order, keep = sized((6, 0.9), (3, 0.9))
-    large = LM(lm_table(seed=2, words=both.WORDS, order=order, keep=keep))
-    lms = LM(lm_table(seed=1, words=both.WORDS)), large
+    lms = LM(lm_table(seed=1, words=both.WORDS)), LM(lm_table(seed=2, words=both.WORDS, order=order, keep=keep))
     log_probs = inputs_on(device, sized(20, 2), seed=7, sharpness=0.5)
     check(graph_of(4), lms, log_probs, beam=20.0, max_active=sized(5000, 200))
 

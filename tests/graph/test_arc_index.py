@@ -25,8 +25,7 @@ def random_graph(sizes, columns: int) -> WordGraph:
         own = arcs[state["arc_begin"] : state["arc_end"]]
         own["ilabel"] = np.sort(rng.integers(columns, size=len(own)))
     arcs["ilabel"][-1] = columns - 1
-    nothing = np.zeros((0, 2), np.int32)
-    return WordGraph(GraphArrays(states, arcs, np.zeros(0, EPSILON), nothing), 0, ("<eps>",), None)
+    return WordGraph(GraphArrays(states, arcs, np.zeros(0, EPSILON), np.zeros((0, 2), np.int32)), 0, ("<eps>",), None)
 
 
 def test_the_first_arc_with_a_label_is_found():

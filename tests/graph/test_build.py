@@ -50,10 +50,7 @@ def costs_of(graph, tokens):
 
 
 def cheapest_lm_cost(table, text, order):
-    """-ln p(text), where backing off is allowed even if the longer n-gram is listed, as in any WFST.
-
-    A listed n-gram makes its prefixes contexts, listed or not.
-    """
+    """-ln p(text); as in any WFST, listed n-grams may back off. An n-gram makes its prefixes contexts."""
     table = dict(table)
     for ngram in sorted(table, key=len):
         for end in range(2, len(ngram)):
@@ -91,29 +88,24 @@ def test_texts_cost_what_lm_and_lexicon_say(tmp_path, order, seed):
     graph = build_graph(arpa, toy_lexicon(), cache=False)
     for text in random_texts(25, seed=seed):
         for tokens in spellings_of(text):
-            costs = costs_of(graph, tokens)
-            assert costs[text] == pytest.approx(cheapest_lm_cost(table, text, order), abs=1e-4)
+            assert costs_of(graph, tokens)[text] == pytest.approx(cheapest_lm_cost(table, text, order), abs=1e-4)
 
 
 def test_token_sequences_stand_for_all_their_texts_and_no_others(tmp_path):
-    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, order=2)
-    graph = build_graph(arpa, toy_lexicon(), cache=False)
+    graph = build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0, order=2), toy_lexicon(), cache=False)
     by_tokens: dict = {}
     for text in itertools.chain.from_iterable(itertools.product(WORDS, repeat=n) for n in (1, 2)):
         for tokens in spellings_of(text):
             by_tokens.setdefault(tokens, set()).add(text)
     for tokens in itertools.chain.from_iterable(itertools.product(range(len(PIECES)), repeat=n) for n in (1, 2, 3)):
-        found = {text for text in costs_of(graph, tokens) if len(text) <= 2}
-        assert found == by_tokens.get(tokens, set())
+        assert {text for text in costs_of(graph, tokens) if len(text) <= 2} == by_tokens.get(tokens, set())
 
 
 def test_redundant_backoff_states_are_removed(tmp_path):
-    arpa = toy_arpa(tmp_path / "lm.arpa", seed=3, order=3, keep=0.05)
-    grammar = read_grammar(arpa)
+    grammar = read_grammar(toy_arpa(tmp_path / "lm.arpa", seed=3, order=3, keep=0.05))
     g = grammar_fst(grammar, np.arange(1, len(grammar.words) + 1), 99)
     arcs = np.diff(g.arc_begin)
-    backoffs = np.bincount(g.sources()[g.arcs["input"] == 99], minlength=g.num_states)
-    does_nothing_else = (arcs == backoffs) & (arcs > 0)
+    does_nothing_else = (arcs == np.bincount(g.sources()[g.arcs["input"] == 99], minlength=g.num_states)) & (arcs > 0)
     does_nothing_else[g.start] = False
     states, suffix = grammar.automaton.arrays.states, grammar.automaton.arrays.states["backoff_to"]
     own_end = ~np.isclose(states["final_weight"], states["backoff_weight"] + states["final_weight"][suffix], rtol=1e-6)
@@ -145,8 +137,7 @@ def test_an_lm_over_tokens_is_refused(tmp_path):
 
 def test_vocabulary_spells_the_words(tmp_path):
     vocabulary = Vocabulary.from_pieces(PIECES)
-    words = ("a", "ab", "bcd", "zebra")
-    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=words)
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "bcd", "zebra"))
     graph = build_graph(arpa, vocabulary, cache=False)
     assert set(graph.words) == {"<eps>", "a", "ab", "bcd"}
     assert graph.report["examples of them"] == ["zebra"]
@@ -172,8 +163,7 @@ def test_open_vocabulary_reads_any_word(tmp_path):
     graph = build_graph(arpa, toy_lexicon(), open_vocabulary=unknown, cache=False)
     table = toy_table(seed=1)
     found = costs_of(graph, (0, 4, 4))  # ▁a d d: no word
-    expected = cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5
-    assert found == {("<unk>",): pytest.approx(expected, abs=1e-4)}
+    assert found == {("<unk>",): pytest.approx(cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5, abs=1e-4)}
     assert ("ab", "<unk>") in costs_of(graph, (0, 2, 1))
     assert ("<unk>",) not in costs_of(graph, (0, 1))  # ▁a ▁b: two words, whatever they are
 
@@ -244,8 +234,7 @@ def test_spellings_begin_with_a_space_where_a_piece_is_one():
 def test_graph_of_a_character_model_reads_the_space(tmp_path):
     arpa = tmp_path / "lm.arpa"
     arpa.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99 <s>\n-1 </s>\n-1 ab\n\n\\end\\\n")
-    read = build_graph(arpa, WITH_SPACE, cache=False).arrays.arcs["ilabel"]
-    assert set(read.tolist()) == {0, 1, 2}
+    assert set(build_graph(arpa, WITH_SPACE, cache=False).arrays.arcs["ilabel"].tolist()) == {0, 1, 2}
 
 
 # -------------------------------------------------------------------- what no determinization ends for

@@ -20,8 +20,7 @@ def cheapest(fst, labels, backoff):
     for label in [*labels, None]:
         for _ in range(3):
             step = fst.arcs[fst.arcs["input"] == backoff]
-            reached = costs[sources[fst.arcs["input"] == backoff]] + step["cost"]
-            np.minimum.at(costs, step["target"], reached)
+            np.minimum.at(costs, step["target"], costs[sources[fst.arcs["input"] == backoff]] + step["cost"])
         if label is None:
             return float((costs + fst.final_costs).min())
         following = np.full(fst.num_states, np.inf)
@@ -53,8 +52,7 @@ def test_listed_ngram_cannot_be_avoided_by_backing_off(tmp_path, seed):
 def test_no_listed_word_is_likelier_by_backing_off_over_several_orders(tmp_path, seed):
     path = tmp_path / "lm.arpa"
     path.write_text(arpa_text(random_table(["a", "b", "c"], 3, 0.6, seed)))
-    automaton = with_exact_backoff(read_grammar(path).automaton)
-    states, arcs = automaton.arrays
+    states, arcs = with_exact_backoff(read_grammar(path).automaton).arrays
     sources, arcs = arcs_by_state(states, arcs)
     weights = {(s, label): w for s, label, w in zip(sources.tolist(), arcs["label"], arcs["weight"], strict=True)}
     for (state, label), weight in weights.items():

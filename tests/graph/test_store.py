@@ -72,8 +72,7 @@ def test_a_build_that_is_killed_while_it_fills_the_cache_leaves_no_half_graph(tm
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == -signal.SIGKILL
     assert [file.name for file in folder.iterdir() if not file.name.startswith(".")] == []
-    again = build_graph(arpa, toy_lexicon(), cache=folder)
-    assert again.fingerprint == graph.fingerprint
+    assert build_graph(arpa, toy_lexicon(), cache=folder).fingerprint == graph.fingerprint
     (kept,) = [file for file in folder.iterdir() if not file.name.startswith(".")]
     assert load_graph(kept).fingerprint == graph.fingerprint
 

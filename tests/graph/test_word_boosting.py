@@ -44,8 +44,7 @@ def test_words_are_boosted_as_by_composition(topology, seed):
     request = Request(boosting=build_word_boosting(bonuses, graph))
     boosted = make(graph, topology=topology).decode(log_probs, [FRAMES] * 4, [request] * 4)
     plain = make(graph, topology=topology).decode(log_probs, [FRAMES] * 4)
-    expected = make(static, topology=topology).decode(log_probs, [FRAMES] * 4)
-    for ours, theirs in zip(boosted, expected, strict=True):
+    for ours, theirs in zip(boosted, make(static, topology=topology).decode(log_probs, [FRAMES] * 4), strict=True):
         assert ours.best.score == pytest.approx(theirs.best.score, abs=1e-4)
         assert ours.best.text == theirs.best.text
         counted = sum(bonuses.get(word.text, 0.0) for word in ours.best.words)
@@ -71,12 +70,10 @@ def test_phrase_earns_its_bonus_only_if_complete(seed):
     boosting = build_word_boosting(bonuses, graph)
     by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}
     results = make(graph, boosting=boosting).decode(log_probs_of(seed), [FRAMES] * 4)
-    plain = make(graph).decode(log_probs_of(seed), [FRAMES] * 4)
-    for ours, theirs in zip(results, plain, strict=True):
+    for ours, theirs in zip(results, make(graph).decode(log_probs_of(seed), [FRAMES] * 4), strict=True):
         labels = [word.label for word in ours.best.words]
         assert ours.best.parts.boosting == pytest.approx(earned(labels, by_labels), abs=1e-4)
-        without = [word.label for word in theirs.best.words]
-        least = theirs.best.score + earned(without, by_labels)
+        least = theirs.best.score + earned([word.label for word in theirs.best.words], by_labels)
         assert ours.best.score >= least - 1e-4  # what was best before is still there, bonus included
 
 
@@ -158,10 +155,7 @@ VOCABULARY = Vocabulary.from_pieces(PIECES)
 
 @lru_cache(maxsize=8)
 def open_graphs(seed):
-    """An open-vocabulary graph, and the one of the same LM with more words.
-
-    No n-gram beyond <unk>'s 1-gram has it: added words have no longer ones either.
-    """
+    """An open graph, and that of the same LM with more words. Only 1-grams have <unk>, as those of added words."""
     table = {
         ngram: (log10_prob, 0.0 if ngram == ("<unk>",) else backoff)
         for ngram, (log10_prob, backoff) in toy_table(seed=seed).items()
@@ -187,15 +181,13 @@ PHRASES = {"ad": 2.0, "bb add": 3.0, "bcd ad": 2.5, "a bcd": -1.5, "add add a": 
 def test_words_that_the_graph_lacks_are_found_as_if_it_had_them(seed, lm_weight, boosting_weight):
     graph, rebuilt = open_graphs(seed)
     labelled = with_piece_labels(graph)
-    speller = Speller(VOCABULARY, lm_weight / boosting_weight)
-    ours = build_word_boosting(PHRASES, labelled, speller=speller)
+    ours = build_word_boosting(PHRASES, labelled, speller=Speller(VOCABULARY, lm_weight / boosting_weight))
     theirs = build_word_boosting(PHRASES, rebuilt)
     log_probs, frames = log_probs_of(seed), [FRAMES, FRAMES, 11, 7]
 
     def decoded(graph, boosting):
         fusion = Fusion(lm_weight=lm_weight, boosting=boosting, boosting_weight=boosting_weight)
-        decoder = make(graph, pieces=PIECES).with_options(make(graph).config, fusion)
-        return decoder.decode(log_probs, frames)
+        return make(graph, pieces=PIECES).with_options(make(graph).config, fusion).decode(log_probs, frames)
 
     found, expected = decoded(labelled, ours), decoded(rebuilt, theirs)
     for one, two in zip(found, expected, strict=True):
@@ -211,8 +203,7 @@ def test_piece_labels_alone_change_no_result(seed):
     labelled = with_piece_labels(graph)
     assert with_piece_labels(labelled) is labelled
     options = {"n_best": 5, "lattice": True, "pieces": PIECES}
-    phrases = {"a bb": 2.0, "cab": 1.0, "bb <unk>": 1.5}
-    for boosting in (None, phrases):
+    for boosting in (None, {"a bb": 2.0, "cab": 1.0, "bb <unk>": 1.5}):
         both = [
             make(g, boosting=boosting and build_word_boosting(boosting, g), **options).decode(log_probs, [FRAMES] * 4)
             for g in (graph, labelled)

@@ -34,7 +34,6 @@ def toy_table(*, seed, order=3, keep=0.3, words=WORDS, specials=("<s>", "</s>", 
 
 
 def toy_arpa(path, **options):
-    """An ARPA file of `toy_table(**options)`; returns its path."""
     path.write_text(arpa_text(toy_table(**options)))
     return path
 

@@ -42,11 +42,7 @@ class Report(NamedTuple):
 def soak(
     subject: Subject, utterances: int, slots: int = 64, *, reports: int = 10, every: int = 50, seed: int = 0
 ) -> Iterator[Report]:
-    """Decode utterances; a report after each `1 / reports` of them.
-
-    Args:
-        every: which of them is decoded alone as well.
-    """
+    """Decode utterances; a report after each `1 / reports` of them. One of `every` is decoded alone as well."""
     rng, decoder = np.random.default_rng(seed), subject.fused(subject.variants[0])
     recordings = subject.random_inputs(RECORDINGS, MOST_FRAMES, seed=seed)
     requests = [None, None, subject.request()]

@@ -52,8 +52,7 @@ def test_endpoint_rules_at_their_thresholds(rule, progress):
             shorter = replace(shorter, utterance_length=shorter.trailing_silence)
         assert find_endpoint(shorter) is None
     if asked.max_relative_cost < math.inf:
-        dearer = replace(progress, relative_cost=progress.relative_cost + LESS)
-        assert find_endpoint(dearer) is None
+        assert find_endpoint(replace(progress, relative_cost=progress.relative_cost + LESS)) is None
     if asked.min_utterance_length:
         assert find_endpoint(replace(progress, utterance_length=20.0 - LESS)) is None
 
@@ -86,8 +85,7 @@ def decoder(request):
     if request.param == "flexctc_beam":
         return FlexCTCBeam(len(PIECES), BLANK)
     pytest.importorskip("kaldifst")
-    config = WFSTConfig(beam=40.0, threads=1, backend="cpu")
-    return CudaWFST(toy_graph(0), len(PIECES), BLANK, config)
+    return CudaWFST(toy_graph(0), len(PIECES), BLANK, WFSTConfig(beam=40.0, threads=1, backend="cpu"))
 
 
 def test_silence_is_counted_over_chunks_of_partial_results(decoder):

@@ -111,7 +111,6 @@ def audio(*values):
 
 @contextlib.contextmanager
 def running(reader=None, *, limits=None, batch_size=64, tick_seconds=0.002, **address):
-    """A server before a reader of numbers."""
     reader = reader or NumberReader()
     batcher = Batcher(reader, limits or Limits(), batch_size=batch_size, tick_seconds=tick_seconds)
     with served(LiveServer(batcher, Address(port=0, **address))) as server:
@@ -187,7 +186,6 @@ def finals(found):
 
 
 def get(server, path, **headers):
-    """Status and text of a page."""
     try:
         with urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=10) as reply:
             return reply.status, reply.read().decode()
@@ -273,8 +271,7 @@ def test_resampled_audio_does_not_depend_on_messages(cut):
 def test_other_rates_reach_the_model_in_its_own():
     pytest.importorskip("soxr")
     with running() as server:
-        pcm = np.full(48000, 1000, "<i2").tobytes()
-        found, _ = conversation(server, pcm, first={"sample_rate": 48000})
+        found, _ = conversation(server, np.full(48000, 1000, "<i2").tobytes(), first={"sample_rate": 48000})
     (text,) = finals(found)
     assert len(text.split()) == pytest.approx(RATE / CHUNK, abs=1)
     assert text.split()[50] == "1000"
@@ -438,8 +435,7 @@ def test_latency_counts_from_the_arrival_of_the_audio():
 
 def test_client_that_does_not_read_is_disconnected(caplog):
     caplog.set_level("WARNING", "nemo_gpu_decoding")
-    limits = Limits(send_seconds=0.2)
-    with running(limits=limits) as server:
+    with running(limits=Limits(send_seconds=0.2)) as server:
         with stream(server, max_queue=1, close_timeout=0.1) as socket:
             with contextlib.suppress(ConnectionClosed):
                 for _ in range(500):

@@ -87,8 +87,7 @@ def test_results_of_slots_do_not_depend_on_other_utterances(decoder):
         chunks = {}
         for slot in running:
             if rng.random() < 0.8:
-                n = int(rng.integers(1, 5))
-                chunks[slot] = whole[slot][running[slot] : running[slot] + n]
+                chunks[slot] = whole[slot][running[slot] : running[slot] + int(rng.integers(1, 5))]
                 running[slot] += len(chunks[slot])
         assert slots.push({slot: chunk for slot, chunk in chunks.items() if len(chunk)}) == {}
         asked = list(reversed(running))

@@ -34,8 +34,7 @@ def recording(*values, rate=RATE, file_format="WAV", channels=1):
     samples = np.frombuffer(audio(*values), "<i2")
     file = io.BytesIO()
     file.name = f"a.{file_format.lower()}"
-    columns = np.stack([samples] * channels, axis=1)
-    soundfile.write(file, columns, rate, format=file_format, subtype="PCM_16")
+    soundfile.write(file, np.stack([samples] * channels, axis=1), rate, format=file_format, subtype="PCM_16")
     file.seek(0)
     return file
 
@@ -54,10 +53,8 @@ def test_response_formats_hold_the_text():
     with running() as server:
         assert transcribe(server).text == "1 2 3"
         assert transcribe(server, response_format="text") == "1 2 3\n"
-        srt = transcribe(server, response_format="srt")
-        assert srt.startswith("1\n00:00:00,000 --> 00:00:00,040\n1 2 3\n")
-        vtt = transcribe(server, response_format="vtt")
-        assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.040\n1 2 3\n")
+        assert transcribe(server, response_format="srt").startswith("1\n00:00:00,000 --> 00:00:00,040\n1 2 3\n")
+        assert transcribe(server, response_format="vtt").startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.040\n1 2 3\n")
         assert counted(server, "streams_total", outcome="end") == 4
 
 
@@ -66,8 +63,7 @@ def test_clients_hear_of_phrases_that_are_left_out_and_long_words_are_cut_betwee
     with running() as server:
         assert transcribe(server, extra_body={"phrases": ["x"]}).left_out == ["x"]
     words = [Word("東「日本」。" * 8, 0.0, 4.8), Word("x" * 60, 4.8, 5.0)]
-    parts = [Transcript(word.word, words=(word,)) for word in words]
-    cues = subtitles(parts, "srt", 0.6).split("\n\n")
+    cues = subtitles([Transcript(word.word, words=(word,)) for word in words], "srt", 0.6).split("\n\n")
     assert [cue.split("\n")[2] for cue in cues[:-1]] == ["東「日本」。東「日本」。"] * 4 + ["x" * 60]
     assert cues[1].split("\n")[1] == "00:00:01,200 --> 00:00:02,400"
 
@@ -82,8 +78,7 @@ def test_verbose_json_has_words_and_segments():
         assert [(each.id, each.start, each.end, each.text) for each in found.segments] == [
             (0, 0.0, 0.02, "1 2"), (1, 0.03, 0.04, "3")
         ]  # fmt: skip
-        only = transcribe(server, response_format="verbose_json", timestamp_granularities=["word"])
-        assert only.segments is None
+        assert transcribe(server, response_format="verbose_json", timestamp_granularities=["word"]).segments is None
         assert transcribe(server, response_format="verbose_json", language="en").words is None
 
 
@@ -251,8 +246,7 @@ def test_clients_hear_of_channels_that_cancel():
     samples, file = np.frombuffer(audio(*SPOKEN), "<i2"), io.BytesIO()
     soundfile.write(file, np.stack([samples, -samples], axis=1), RATE, format="WAV", subtype="PCM_16")
     with running() as server:
-        found = transcribe(server, ("a.wav", file.getvalue()))
-        assert "the average of its channels is almost silent" in found.warning
+        assert "the average of its channels is almost silent" in transcribe(server, ("a.wav", file.getvalue())).warning
         assert not hasattr(transcribe(server), "warning")
 
 

@@ -38,12 +38,10 @@ class Counts(NamedTuple):
 def questions(lm: PackedLM, seed: int = 0) -> torch.Tensor:
     """Every state and label, twice, in random order. [N, 2] int64"""
     asked = [(state, label) for state in range(lm.num_states) for label in range(lm.vocab_size)]
-    order = np.random.default_rng(seed).permutation(2 * len(asked)) % len(asked)
-    return torch.tensor(asked)[torch.from_numpy(order)]
+    return torch.tensor(asked)[torch.from_numpy(np.random.default_rng(seed).permutation(2 * len(asked)) % len(asked))]
 
 
 def answers(lm: PackedLM, asked: torch.Tensor) -> Answers:
-    """Those of the CPU."""
     return [lm.advance(*question) for question in asked.tolist()]
 
 

@@ -40,8 +40,7 @@ LOOKUPS = Signature(
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 @pytest.mark.parametrize("order", [1, 4])
 def test_every_device_lookup_equals_that_of_the_cpu(emulated_runtime, tmp_path, order):
-    table = closed_table(seed=order, order=order, keep=0.4)
-    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", closed_table(seed=order, order=order, keep=0.4)))
     asked = [(s, label) for s in range(lm.num_states) for label in range(lm.vocab_size)]
     costs, targets = torch.zeros(len(asked)), torch.zeros(len(asked), dtype=torch.int64)
     states, labels = torch.tensor(asked).T.contiguous()
@@ -61,8 +60,7 @@ def test_every_device_lookup_equals_that_of_the_cpu(emulated_runtime, tmp_path, 
         targets=targets,
         count=len(asked),
     )
-    expected = [lm.advance(*question) for question in asked]
-    assert list(zip(costs.tolist(), targets.tolist(), strict=True)) == expected
+    assert list(zip(costs.tolist(), targets.tolist(), strict=True)) == [lm.advance(*question) for question in asked]
 
 
 # -------- paged.cuh against packed.py: every look-up through the cache, to the bit, whatever its size
@@ -75,8 +73,7 @@ checked = pytest.mark.parametrize(
 
 @pytest.fixture
 def lm(tmp_path):
-    table = closed_table(seed=5, order=4, keep=0.4)
-    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", closed_table(seed=5, order=4, keep=0.4)))
 
 
 def placed(lm, slots):
@@ -141,7 +138,6 @@ def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, t
 def test_nvrtc_compiles_the_lookup_without_a_warning(path):
     source = read_source(str(path))
     for arch in (nvrtc.architectures()[0], nvrtc.architectures()[-1]):
-        options = compiler_options(Architecture(arch))
-        compiled = nvrtc.compile_program(path.name, source.text, source.headers, options)
+        compiled = nvrtc.compile_program(path.name, source.text, source.headers, compiler_options(Architecture(arch)))
         assert len(compiled.code) > 0
         assert "warning" not in compiled.log

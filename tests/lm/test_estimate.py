@@ -114,8 +114,7 @@ def test_rare_ngrams_are_left_out_and_the_rest_still_adds_up():
 
 
 def test_unlisted_symbols_count_as_unk():
-    text = made_up_text(6)
-    arpa = estimate_ngram_lm(text, 2, symbols=["w0", "w1", "never"])
+    arpa = estimate_ngram_lm(made_up_text(6), 2, symbols=["w0", "w1", "never"])
     assert arpa.symbols == ("<unk>", "<s>", "</s>", "w0", "w1", "never")
     table = table_of(arpa)
     assert ("<unk>", "w0") in table
@@ -189,8 +188,7 @@ def entropy_change(full, pruned, removed, symbols):
 def test_pruning_removes_the_ngrams_that_change_the_entropy_least(arpa):
     full = table_of(arpa)
     symbols = [g[0] for g in full if len(g) == 1 and g != ("<s>",)]
-    sizes = [size_of(arpa) - 1, size_of(arpa) - 2]
-    pruned = [table_of(prune_ngram_lm(arpa, size=size)) for size in sizes]
+    pruned = [table_of(prune_ngram_lm(arpa, size=size)) for size in [size_of(arpa) - 1, size_of(arpa) - 2]]
     first, second = (full.keys() - table.keys() for table in pruned)
     assert [len(first), len(second)] == [1, 2]
     (removed,) = first
@@ -240,8 +238,7 @@ def test_lm_without_some_suffixes_is_pruned(tmp_path):
     )
     table = table_of(prune_ngram_lm(read_arpa(path), size=8))
     # what p(b | <s> a) takes from the others: p(b | a) is backed off, 10^-0.4 with a weight of 1
-    left = (1 - 10**-0.01) / (1 - 10**-0.4)
-    assert table[("<s>", "a")][1] == pytest.approx(math.log10(left))
+    assert table[("<s>", "a")][1] == pytest.approx(math.log10((1 - 10**-0.01) / (1 - 10**-0.4)))
     assert ("<s>", "a", "b") in table
 
 

@@ -102,8 +102,7 @@ def mapped_bytes(path):
     """How much of a mapped file is in the memory of this process."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
-    rss = next(line for line in lines[start:] if line.startswith("Rss:"))
-    return int(rss.split()[1]) * 1024
+    return int(next(line for line in lines[start:] if line.startswith("Rss:")).split()[1]) * 1024
 
 
 def test_memory_that_is_no_file_is_left_alone(lm):

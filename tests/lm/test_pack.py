@@ -47,7 +47,6 @@ ngram 3=1
 
 
 def same(one, other):
-    """Whether two LMs are equal to the bit."""
     tables = zip(one.arrays, other.arrays, strict=True)
     return all(np.array_equal(a, b) for a, b in tables) and one.words == other.words
 

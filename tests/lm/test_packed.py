@@ -97,8 +97,7 @@ def test_packed_scores_equal_those_of_kenlm(tmp_path, order):
     for words in [*sentences(lm, 200, seed=order), ["w1", "never-seen", "w2"]]:
         text = " ".join(words)
         assert lm.score(words) == pytest.approx(-judge.score(text) * LN10, abs=1e-4)
-        expected = -judge.score(text, eos=False) * LN10
-        assert lm.score(words, final=False) == pytest.approx(expected, abs=1e-4)
+        assert lm.score(words, final=False) == pytest.approx(-judge.score(text, eos=False) * LN10, abs=1e-4)
 
 
 def test_states_and_lms_without_start_or_unknown(pack):
@@ -193,8 +192,7 @@ def test_load_packed_lm_refuses_rounded_costs_of_earlier_releases(pack, tmp_path
 
 
 def test_byte_counts_of_parts_equal_those_of_the_arrays(pack):
-    lm = pack(EXAMPLE)
-    assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8}
+    assert pack(EXAMPLE).nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8}
 
 
 # -- Arrays of small integers -------------------------------------------------------------------------

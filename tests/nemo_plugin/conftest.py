@@ -60,8 +60,7 @@ def restore(name: str):
 
     register()
     logging.setLevel(logging.ERROR)
-    model = ASRModel.restore_from(str(ASSETS / "models" / f"{name}.nemo"), map_location="cpu")
-    return model.eval()
+    return ASRModel.restore_from(str(ASSETS / "models" / f"{name}.nemo"), map_location="cpu").eval()
 
 
 def greedy(model, *heads):
@@ -144,8 +143,7 @@ def emissions_of(model, utterances, batch_size=15):
     found = greedy(model).transcribe(files, batch_size=batch_size, return_hypotheses=True, verbose=False)
     rows = [hypothesis.y_sequence.clone() for hypothesis in found]
     lengths = torch.tensor([len(row) for row in rows])
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return padded, lengths, [hypothesis.text for hypothesis in found]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths, [hypothesis.text for hypothesis in found]
 
 
 @pytest.fixture

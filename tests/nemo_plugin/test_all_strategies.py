@@ -44,8 +44,7 @@ def test_transcribe_accepts_paths_arrays_tensors_and_manifests(case, files, utte
     arrays = [soundfile.read(file, dtype="float32")[0] for file in files]
     assert case.texts(arrays, batch_size=4) == by_path
     assert case.texts([torch.from_numpy(array) for array in arrays], batch_size=2) == by_path
-    manifest = write_manifest(tmp_path / "manifest.json", utterances)
-    assert case.texts(manifest, batch_size=3) == by_path
+    assert case.texts(write_manifest(tmp_path / "manifest.json", utterances), batch_size=3) == by_path
     assert case.texts(files[0]) == by_path[:1]
     assert case.texts(files, batch_size=1) == by_path
     assert case.texts(files[:3], num_workers=2) == by_path[:3]
@@ -79,8 +78,7 @@ def test_labels_are_collapsed_as_by_greedy_decoding(case, best):
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("return_hypotheses", [True, False])
 def test_transcribe_returns_n_best_lists(case, files, return_hypotheses):
-    cfg = case.cfg(**case.several)
-    results = transcribed(case.model, cfg, files, return_hypotheses=return_hypotheses)
+    results = transcribed(case.model, case.cfg(**case.several), files, return_hypotheses=return_hypotheses)
     assert len(results) == len(files)
     for n_best in results:
         assert isinstance(n_best, list)
@@ -100,8 +98,7 @@ def test_transcribe_returns_n_best_lists(case, files, return_hypotheses):
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_utterance_without_frames_has_an_empty_text(case, timestamps):
-    confidence = {"preserve_word_confidence": True}
-    case.use({"compute_timestamps": timestamps, "confidence_cfg": confidence})
+    case.use({"compute_timestamps": timestamps, "confidence_cfg": {"preserve_word_confidence": True}})
     values, lengths = case.inputs[0].clone(), case.inputs[1].clone()
     lengths[1] = 0
     found = predicted(case.model.decoding, (values, lengths))
@@ -113,8 +110,7 @@ def test_utterance_without_frames_has_an_empty_text(case, timestamps):
 def test_nan_changes_only_its_utterance(case):
     expected, nan = texts(case.decode()), float("nan")
     values, lengths = case.inputs
-    two_more = (0, 2) if case.is_transducer else (0, 0, 0, 2)
-    padded = torch.nn.functional.pad(values, two_more, value=nan)
+    padded = torch.nn.functional.pad(values, (0, 2) if case.is_transducer else (0, 0, 0, 2), value=nan)
     for b, length in enumerate(lengths.tolist()):
         case.frames(padded, b)[length:] = nan
     assert texts(predicted(case.model.decoding, (padded, lengths))) == expected
@@ -130,8 +126,7 @@ def test_nan_changes_only_its_utterance(case):
 @pytest.mark.parametrize("return_best_hypothesis", [True, False])
 def test_validation_reports_the_wer_of_the_strategy(case, utterances, files, tmp_path, return_best_hypothesis):
     case.use(return_best_hypothesis=return_best_hypothesis, **case.lm)
-    references = [utterance["text"] for utterance in utterances]
-    expected = word_error_rate(case.texts(files, batch_size=6), references)
+    expected = word_error_rate(case.texts(files, batch_size=6), [utterance["text"] for utterance in utterances])
     case.model.wer.log_prediction = True  # reads `.text` of n-best lists, too
     manifest = write_manifest(tmp_path / "manifest.json", utterances)
     data = {"manifest_filepath": manifest, "sample_rate": 16000, "batch_size": 6, "shuffle": False}
@@ -213,8 +208,7 @@ def test_decoding_and_results_can_be_copied(case):
 
 
 def test_saved_model_keeps_the_strategy(case, files, tmp_path):
-    cfg = case.cfg(**case.lm, **case.phrases("gdansk"), **case.own)
-    expected = texts(transcribed(case.model, cfg, files[:2]))
+    expected = texts(transcribed(case.model, case.cfg(**case.lm, **case.phrases("gdansk"), **case.own), files[:2]))
     case.model.save_to(str(tmp_path / "model.nemo"))
     other = type(case.model).restore_from(str(tmp_path / "model.nemo"), map_location="cpu").eval()
     assert other.cfg.decoding.strategy == case.strategy
@@ -279,8 +273,7 @@ def test_phrases_without_a_weight_earn_the_bonuses_of_their_tokens(case):
     expected = token_scores(len(tokens), 1.0, 2.0, False).sum()
 
     def bonus(boosting):
-        units = [case.infer.decoder().graph.word_ids[word]] if case.has_words else tokens
-        return boosting.score(units)
+        return boosting.score([case.infer.decoder().graph.word_ids[word]] if case.has_words else tokens)
 
     for given in ({}, {"boosting_tree_alpha": None}):
         case.use(boosting_tree=tree, **given)
@@ -354,8 +347,7 @@ def test_phrases_below_the_threshold_are_withdrawn(case, files):
 
 def test_request_changes_the_lm_weight_of_its_utterance_alone(case, files):
     def found():
-        results = case.model.transcribe(files, verbose=False)
-        return [(hypothesis.text, hypothesis.score) for hypothesis in results]
+        return [(hypothesis.text, hypothesis.score) for hypothesis in case.model.transcribe(files, verbose=False)]
 
     no_lm = case.cfg(**case.lm | ({} if case.has_words else {"ngram_lm_model": None}))
     plain = texts(transcribed(case.model, no_lm, files))
@@ -406,10 +398,8 @@ BLANK = 128
 @pytest.mark.parametrize("where", ["beside the section", "in the section"])
 def test_compute_timestamps_in_the_config_gives_timestamps(case, where):
     flag = {"compute_timestamps": True}
-    found = case.decode(flag) if where.startswith("beside") else case.decode(**flag)
-    for hypothesis in found:
-        words = [entry["word"] for entry in hypothesis.timestamp["word"]]
-        assert " ".join(words) == hypothesis.text
+    for hypothesis in case.decode(flag) if where.startswith("beside") else case.decode(**flag):
+        assert " ".join(entry["word"] for entry in hypothesis.timestamp["word"]) == hypothesis.text
 
 
 def test_timestamps_and_confidence_are_given_only_on_request(case, files):

@@ -152,8 +152,7 @@ def test_source_lm_is_loaded_with_its_weight(assets, strategy):
     expected = 0.6 * loaded.lm.score(tokens) - 0.2 * loaded.source_lm.score(tokens)
     assert 0.6 * loaded.token_lm.score(tokens) == pytest.approx(expected, abs=1e-4)
     assert load_fusion(any_options(strategy, beam).fusion, 128, None).token_lm is loaded.token_lm
-    off = load_fusion(any_options(strategy, beam | {"source_lm_alpha": 0.0}).fusion, 128, None)
-    assert off.token_lm is loaded.lm
+    assert load_fusion(any_options(strategy, beam | {"source_lm_alpha": 0.0}).fusion, 128, None).token_lm is loaded.lm
 
 
 def test_a_source_lm_of_another_tokenizer_is_named(assets):

@@ -40,8 +40,7 @@ def test_labels_have_neither_alignments_nor_confidence(ctc_model, emissions, cfg
 def test_decoder_can_be_pickled(emissions):
     decoding = CTCDecoding({"strategy": "flexctc_beam"}, [chr(65 + i) for i in range(128)])
     expected = decoding.decoding(decoder_output=emissions[0], decoder_lengths=emissions[1])[0]
-    other = pickle.loads(pickle.dumps(decoding.decoding))
-    for a, b in zip(expected, other(*emissions)[0], strict=True):
+    for a, b in zip(expected, pickle.loads(pickle.dumps(decoding.decoding))(*emissions)[0], strict=True):
         assert torch.equal(a.y_sequence, b.y_sequence)
 
 
@@ -80,8 +79,7 @@ def equal_texts(greedy, ours):
 @pytest.mark.parametrize("beam_size", [1, 16])
 def test_timestamps_equal_those_of_greedy(ctc_model, files, beam_size):
     greedy = transcribed(ctc_model, GREEDY, files, timestamps=True)
-    ours = transcribed(ctc_model, flexctc(beam_size=beam_size), files, timestamps=True)
-    for a, b in equal_texts(greedy, ours):
+    for a, b in equal_texts(greedy, transcribed(ctc_model, flexctc(beam_size=beam_size), files, timestamps=True)):
         for level in ("char", "word", "segment"):
             assert a.timestamp[level] == b.timestamp[level]
         assert b.timestamp["word"][0]["start"] is not None  # in seconds, too
@@ -96,8 +94,7 @@ def test_timestamps_equal_those_of_greedy(ctc_model, files, beam_size):
 def test_confidence_equals_that_of_greedy(ctc_model, emissions, method, exclude_blank, aggregation):
     confidence = {**CONFIDENCE, "method_cfg": method, "exclude_blank": exclude_blank, "aggregation": aggregation}
     greedy = decoded(ctc_model, {**GREEDY, "confidence_cfg": confidence}, emissions)
-    ours = decoded(ctc_model, {**flexctc(), "confidence_cfg": confidence}, emissions)
-    for a, b in equal_texts(greedy, ours):
+    for a, b in equal_texts(greedy, decoded(ctc_model, {**flexctc(), "confidence_cfg": confidence}, emissions)):
         assert a.frame_confidence == b.frame_confidence
         assert a.token_confidence == b.token_confidence
         assert a.word_confidence == b.word_confidence

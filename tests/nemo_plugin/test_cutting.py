@@ -44,8 +44,7 @@ def test_cuts_are_between_words_and_segments_are_not_too_long(seed):
     assert not doubtful
     for cut in cuts[1:-1]:
         before = max(end for _, end in words if end <= cut)
-        after = min(start for start, _ in words if start >= cut)
-        assert (after - before) * STEP >= 0.3
+        assert (min(start for start, _ in words if start >= cut) - before) * STEP >= 0.3
         assert not any(start < cut < end for start, end in words)
 
 
@@ -58,9 +57,9 @@ def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
     assert not doubtful
 
 
-def test_an_hour_of_silence_is_a_segment_of_a_second():
-    total = 45000
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(total), MINUTE, STEP) == ([(0, 12)], [])
+@pytest.mark.parametrize(("frames", "expected"), [(45000, [(0, 12)]), (0, [])], ids=["an hour", "no recording"])
+def test_silence_is_a_segment_of_a_second_and_an_empty_recording_has_none(frames, expected):
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(frames), MINUTE, STEP) == (expected, [])
 
 
 def test_noise_without_words_is_cut():
@@ -181,16 +180,11 @@ def test_a_segment_begins_with_its_sound_to_a_millisecond(rate):
         samples = 0.001 * rng.standard_normal(rate // 100)
         begin = round(late * rate)
         samples[begin:] += 0.05
-        found = onset(samples, rate, 0.002)
-        assert begin - rate / 1000 < found <= begin + rate / 1000
+        assert begin - rate / 1000 < onset(samples, rate, 0.002) <= begin + rate / 1000
         samples[:begin] = 0.0  # a quiet step is compared with its own sound
         assert abs(onset(samples, rate, 0.5) - begin) <= rate / 1000
     assert onset(np.full(rate // 100, 0.05), rate, 0.002) == 0
     assert onset(np.zeros(rate // 100), rate, 0.002) == onset(np.zeros(3), rate, 0.002) == 0
-
-
-def test_an_empty_recording_has_no_segment():
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(0), MINUTE, STEP) == ([], [])
 
 
 @pytest.mark.parametrize("length", [3.0, 6.0, 40.0])
@@ -257,8 +251,7 @@ def test_subtitle_lines_end_at_pauses():
 
 
 def test_words_without_pauses_are_divided_in_the_middle():
-    found = [len(line) for line in lines(spoken(["abcdefghi"] * 16, [0.0] * 16), 0.3)]
-    assert found == [4, 4, 4, 4]
+    assert [len(line) for line in lines(spoken(["abcdefghi"] * 16, [0.0] * 16), 0.3)] == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
@@ -271,8 +264,7 @@ def test_subtitles_parse_again(file_format):
         texts = [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in texts]
     assert " ".join(texts) == spoken_words.text
     assert max(map(len, texts)) <= MAX_CHARACTERS
-    by_line = list(lines(spoken_words, 0.3))
-    expected = [(line[0].start, line[-1].end) for line in by_line]
+    expected = [(line[0].start, line[-1].end) for line in lines(spoken_words, 0.3)]
     assert np.allclose([each[:2] for each in found], expected, atol=1e-3)
     assert all(a[1] <= b[0] for a, b in pairwise(found))
 
@@ -286,8 +278,7 @@ def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
     pieces = [Word(letter, 0.2 * n + 0.3, 0.2 * n + 0.4) for n, letter in enumerate(text)]
     whole = Word(text, 0.3, pieces[-1].end, pieces=tuple(pieces))
     words = [Word("one", 0.0, 0.2), whole, Word("two", 0.0, 0.1).later(whole.end)]
-    whole_text = Transcript(f"one {text} two", words=tuple(words))
-    found = parsed(subtitles([whole_text], file_format, 0.3), file_format)
+    found = parsed(subtitles([Transcript(f"one {text} two", words=tuple(words))], file_format, 0.3), file_format)
     assert "".join(text for _, _, text in found).replace(" ", "") == f"one{text}two"
     assert found[0][2].startswith("one ")
     assert found[-1][2].endswith(" two")

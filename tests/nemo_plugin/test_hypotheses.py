@@ -96,8 +96,7 @@ def test_aggregates_take_the_language_of_a_phrase(ctc_model, aggregate):
 
 
 def test_phrases_of_a_language_are_boosted_in_its_tokens(ctc_model, aggregate):
-    items = [{"phrase": "t", "lang": "es"}]
-    beam = {"boosting_tree": {"key_phrase_items_list": items}, "boosting_tree_alpha": 9.0}
+    beam = {"boosting_tree": {"key_phrase_items_list": [{"phrase": "t", "lang": "es"}]}, "boosting_tree_alpha": 9.0}
     decoding = CTCBPEDecoding({"strategy": "flexctc_beam", "beam": beam}, aggregate)
     ids = [language_start + ctc_model.tokenizer.text_to_ids("t")[0] for language_start in (0, 128)]
     log_probs = torch.full((1, 1, 257), -20.0)

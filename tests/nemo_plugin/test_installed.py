@@ -26,8 +26,7 @@ def test_a_wheel_built_from_the_sdist_has_the_hydra_plugin_and_the_presets(tmp_p
         shutil.copy(ROOT / name, source)
     for name in ("nemo_gpu_decoding", "hydra_plugins", "conf", "docs", "benchmarks", "tools", "assets/hard_speech"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    sdist = build(source, "sdist", tmp_path)
-    with tarfile.open(sdist) as archive:
+    with tarfile.open(build(source, "sdist", tmp_path)) as archive:
         assert not [name for name in archive.getnames() if "/docs/" in name and name.endswith((".png", ".svg"))]
         archive.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
@@ -74,10 +73,7 @@ def run(*arguments, cwd):
 
 @pytest.fixture(scope="module")
 def result_of(assets, files, tmp_path_factory):
-    """By the way of asking for us: what the Hydra script gives on two files, once it is asked for.
-
-    All in one new process, where the first finds nothing done yet: the preset, which needs most.
-    """
+    """What the Hydra script gives on two files for each way of asking. The preset is first, as it needs most."""
     pytest.importorskip("nemo.collections.asr")
     folder = tmp_path_factory.mktemp("hydra")
     ways = {

@@ -28,7 +28,6 @@ LOST = "the log has not kept it"
 
 @pytest.fixture
 def rows(tmp_path):
-    """Two parts of a file."""
     file = tmp_path / "talk.wav"
     file.write_bytes(b"samples")
     return [Utterance("talk.wav", AudioPart(file, start, 1.0), 1.0) for start in (0.0, 1.0)]
@@ -54,8 +53,7 @@ def test_new_run_reads_what_the_last_one_has_written(tmp_path, rows):
 
 @pytest.mark.parametrize("word", [["ä", 0.08, 0.16, 0.1], ["ä", 0.08, 0.16, 0.1, []]])
 def test_confidence_of_a_log_without_probabilities_is_raw(word):
-    row = json.loads(json.dumps(FULL, default=as_json))
-    (read,) = of_json({**row, "words": [word]}).words
+    (read,) = of_json({**json.loads(json.dumps(FULL, default=as_json)), "words": [word]}).words
     assert (read.raw_confidence, read.confidence) == (0.1, None)
 
 
@@ -79,8 +77,7 @@ def test_incomplete_line_is_removed(tmp_path, rows):
 def test_other_file_part_request_or_options_begin_anew(tmp_path, rows):
     file = tmp_path / ".out.run"
     Log(file, {"beam_size": 4}).kept(rows, lambda: ["one", "two"])
-    with_request = [rows[0], Utterance("talk.wav", rows[1].audio, 1.0, request=("a phrase",))]
-    asked = [(4, rows), (4, with_request), (8, rows)]
+    asked = [(4, rows), (4, [rows[0], Utterance("talk.wav", rows[1].audio, 1.0, request=("a phrase",))]), (8, rows)]
     assert [Log(file, {"beam_size": size}).has(batch) for size, batch in asked] == [True, False, False]
     rows[0].path.write_bytes(b"other samples")
     assert not Log(file, {"beam_size": 4}).has(rows)

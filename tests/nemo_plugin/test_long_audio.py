@@ -195,8 +195,6 @@ def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, monke
 
 
 class SilentModel:
-    """A model that hears nothing."""
-
     frame_seconds, trained_seconds = 0.08, None
     channel_selector = None
 
@@ -233,8 +231,7 @@ class ExactModel(SilentModel):
         """First sample, end sample and number of each word, and the rate."""
         samples, rate = soundfile.read(part_of(path).path, dtype="float32")
         numbers = np.rint(samples * 4096).astype(int)
-        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        runs = pairwise(edges)
+        runs = pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)])
         return [(begin, end, int(numbers[begin])) for begin, end in runs if begin < end and numbers[begin]], rate
 
     def tokens(self, path):

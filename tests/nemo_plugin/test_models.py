@@ -170,8 +170,7 @@ def test_presets_compose_in_nemos_scripts(group, name):
     if STRATEGIES[preset.strategy].section == "wfst":  # with keys that NeMo's section lacks
         nemos.wfst = getattr(hydra_schemas, preset.strategy)()
     assert config == OmegaConf.merge(nemos, preset)  # refuses unknown keys
-    in_training = composed(TrainingConfig, f"+{group}@model.decoding={name}").model.decoding
-    assert in_training.strategy == preset.strategy
+    assert composed(TrainingConfig, f"+{group}@model.decoding={name}").model.decoding.strategy == preset.strategy
 
 
 @pytest.mark.parametrize("name", [name for _, name in PRESETS if name.endswith(("_lm", "_phrases"))])
@@ -237,5 +236,4 @@ def test_presets_decode(group, name, ctc_model, hybrid_model, files, utterances,
         preset[section].boosting_tree.key_phrases_file = str(assets / "phrases.txt")
     model = ctc_model if group == "ctc_decoding" else hybrid_model
     model.change_decoding_strategy(preset, verbose=False)
-    result = model.transcribe(files[2], verbose=False)
-    assert result[0].text == utterances[2]["text"]
+    assert model.transcribe(files[2], verbose=False)[0].text == utterances[2]["text"]

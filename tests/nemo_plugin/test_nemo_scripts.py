@@ -41,8 +41,7 @@ FILES = {
 
 
 def table(header: str, page: str = PAGE) -> list[list[str]]:
-    """The rows of the page's table with a header, without the backticks of cells that are code. An empty first cell is
-    that of the row above."""
+    """The rows of the page's table, without backticks. An empty first cell is that of the row above."""
     lines = iter(page.splitlines())
     assert any(line.startswith(header) for line in lines), header
     next(lines)
@@ -104,8 +103,7 @@ def test_page_of_scripts_names_every_script():
         *MORE.values(),
         *(rest for _, rest, _ in REST.values()),
     ]:
-        named = set(re.findall(r"=([\w.]+\.(?:arpa|txt))", words))
-        assert named <= {*FILES, "spelled.txt", "commands.txt"}
+        assert set(re.findall(r"=([\w.]+\.(?:arpa|txt))", words)) <= {*FILES, "spelled.txt", "commands.txt"}
     assert {strategy for _, _, strategy, _ in STREAMS} == {"greedy", *STRATEGIES}
     assert all(0 < float(wer) < 50 for *_, wer in STREAMS)
 
@@ -175,7 +173,6 @@ GREEDY = {"strategy": "greedy_batch"}
 
 
 def decoding_of(row: Row, words: str) -> dict:
-    """The decoding section that overrides make."""
     config = OmegaConf.from_dotlist([word.lstrip("+") for word in words.split()])
     return OmegaConf.to_container(config)[f"{row.head}_decoding"]
 

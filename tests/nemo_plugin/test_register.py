@@ -113,8 +113,7 @@ def test_search_type_names_our_strategy(strategy):
 )
 def test_configs_of_every_form_are_accepted_and_unchanged(cfg):
     before = repr(cfg)
-    decoding = ctc_decoding.CTCDecoding(cfg, LETTERS)
-    assert isinstance(decoding.decoding, FlexCTCInfer)
+    assert isinstance(ctc_decoding.CTCDecoding(cfg, LETTERS).decoding, FlexCTCInfer)
     assert repr(cfg) == before
 
 
@@ -162,8 +161,6 @@ def test_list_of_nemos_strategies_is_up_to_date():
 
 # ------------------------------------------------------------------ a later strategy is one entry
 class ToyTransducer:
-    """Returns NeMo's greedy result twice, as an n-best list."""
-
     def __init__(self, greedy):
         self.greedy = greedy
 
@@ -180,8 +177,7 @@ def build_toy_transducer(owner, cfg, decoder, joint):
 
 
 def test_strategy_spec_adds_a_transducer_strategy(hybrid_model, files, monkeypatch):
-    spec = StrategySpec("toy", "rnnt", "beam", f"{__name__}:build_toy_transducer")
-    monkeypatch.setitem(STRATEGIES, "toy", spec)
+    monkeypatch.setitem(STRATEGIES, "toy", StrategySpec("toy", "rnnt", "beam", f"{__name__}:build_toy_transducer"))
     greedy = hybrid_model.transcribe(files[:2], verbose=False)
     cfg = {"strategy": "toy", "beam": {"flavour": "sweet", "return_best_hypothesis": False}}
     hybrid_model.change_decoding_strategy(cfg, verbose=False)

@@ -182,8 +182,7 @@ def test_beam_of_one_has_texts_and_times_of_greedy(transducer, files, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_token_durations_are_those_of_timestamps(transducer, encoded, strategy):
     is_tdt = bool(transducer.decoding.durations)
-    cfg = ours(strategy, top={"compute_timestamps": True})
-    for hypothesis in decoded(transducer, cfg, encoded):
+    for hypothesis in decoded(transducer, ours(strategy, top={"compute_timestamps": True}), encoded):
         chars = hypothesis.timestamp["char"]
         if not is_tdt:
             assert hypothesis.token_duration is None
@@ -204,12 +203,9 @@ def test_confidence_equals_that_of_greedy_where_alignments_do(transducer, encode
     top = OmegaConf.to_container(OmegaConf.create({"confidence_cfg": confidence}))
     # without alignments NeMo's greedy fails for TDT here
     peer = decoded(transducer, greedy(preserve_alignments=True, **top), encoded)
-    mine = decoded(transducer, ours(beam_size=1, top=top), encoded)
-    for a, b in equal_alignments(peer, mine):
-        tokens = [float(value) for value in a.token_confidence]
-        assert b.token_confidence == pytest.approx(tokens, abs=1e-4)
-        words = [float(value) for value in a.word_confidence]
-        assert b.word_confidence == pytest.approx(words, abs=1e-4)
+    for a, b in equal_alignments(peer, decoded(transducer, ours(beam_size=1, top=top), encoded)):
+        assert b.token_confidence == pytest.approx([float(value) for value in a.token_confidence], abs=1e-4)
+        assert b.word_confidence == pytest.approx([float(value) for value in a.word_confidence], abs=1e-4)
         assert len(b.word_confidence) == len(b.text.split())
 
 
@@ -217,8 +213,7 @@ def test_confidence_of_durations_equals_that_of_greedy(tdt_model, encoded_by, ut
     top = {"confidence_cfg": {**CONFIDENCE, "exclude_blank": False, "tdt_include_duration": True}}
     encoded = encoded_by(tdt_model, utterances)
     peer = decoded(tdt_model, greedy(preserve_alignments=True, **top), encoded)
-    mine = decoded(tdt_model, ours(beam_size=1, top=top), encoded)
-    for a, b in equal_alignments(peer, mine):
+    for a, b in equal_alignments(peer, decoded(tdt_model, ours(beam_size=1, top=top), encoded)):
         assert b.token_confidence == pytest.approx([float(v) for v in a.token_confidence], abs=1e-4)
         assert all(len(pair) == 2 for frame in b.frame_confidence for pair in frame)
 
@@ -247,8 +242,7 @@ def in_chunks(model, encoded, size):
     hypotheses, seen = None, []
     for begin in range(0, encoder_output.shape[2], size):
         chunk = encoder_output[:, :, begin : begin + size]
-        counts = (lengths - begin).clamp(0, chunk.shape[2])
-        hypotheses = decode(model, (chunk, counts), hypotheses)
+        hypotheses = decode(model, (chunk, (lengths - begin).clamp(0, chunk.shape[2])), hypotheses)
         seen.append([best_of(h).text for h in hypotheses])
     return hypotheses, seen
 
@@ -295,8 +289,7 @@ def test_results_do_not_depend_on_other_continued_utterances(transducer, encoded
         parts = torch.zeros(len(rows), encoder_output.shape[1], size)
         for i, (row, begin, end) in enumerate(zip(rows, begins, ends, strict=True)):
             parts[i, :, : end - begin] = encoder_output[row, :, begin:end]
-        counts = torch.tensor([int(e - b) for b, e in zip(begins, ends, strict=True)])
-        return parts, counts
+        return parts, torch.tensor([int(e - b) for b, e in zip(begins, ends, strict=True)])
 
     first = decode(transducer, chunk([0, 1, 2], [0, 0, 0], half[:3]))
     # the third goes on, the fourth begins, the first goes on, in this order
@@ -306,19 +299,16 @@ def test_results_do_not_depend_on_other_continued_utterances(transducer, encoded
         [first[2], None, first[0]],
     )
     third = decode(transducer, chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]), [first[1], second[1]])
-    finished = [second[2], third[0], second[0], third[1]]
-    assert summaries(finished) == summaries(whole[:4])
+    assert summaries([second[2], third[0], second[0], third[1]]) == summaries(whole[:4])
 
 
 def test_empty_hypothesis_begins_an_utterance_and_empty_chunk_changes_nothing(transducer, encoded):
     use(transducer)
     encoder_output, lengths = encoded
     before = decode(transducer, (encoder_output, lengths))
-    partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
-    begun = decode(transducer, (encoder_output, lengths), partial)
+    begun = decode(transducer, (encoder_output, lengths), [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5])
     assert summaries(begun) == summaries(before)
-    after = decode(transducer, (encoder_output, torch.zeros_like(lengths)), before)
-    assert summaries(after) == summaries(before)
+    assert summaries(decode(transducer, (encoder_output, torch.zeros_like(lengths)), before)) == summaries(before)
 
 
 def test_request_at_the_beginning_holds_for_the_utterance(transducer, encoded):
@@ -335,8 +325,7 @@ def test_copied_hypotheses_can_be_continued_once(transducer, encoded):
     whole = decode(transducer, (encoder_output, lengths))
     first = decode(transducer, (encoder_output[:, :, :9], lengths.clamp(max=9)))
     rest = encoder_output[:, :, 9:], lengths - 9
-    result = decode(transducer, rest, copy.deepcopy(first))
-    assert summaries(result) == summaries(whole)
+    assert summaries(decode(transducer, rest, copy.deepcopy(first))) == summaries(whole)
     with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] was continued before"):
         decode(transducer, rest, first)
 

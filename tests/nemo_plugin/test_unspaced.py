@@ -49,17 +49,14 @@ def ctc(strategy, tokenizer, section="beam", **options):
 
 
 def decoded(decoding, size):
-    """Hypotheses of two random utterances of a CTC decoding."""
     log_probs = random_log_probs(2, 40, size + 1, seed=1, sharpness=4.0)
     return decoding.ctc_decoder_predictions_tensor(log_probs, torch.tensor([40, 31]), return_hypotheses=True)
 
 
 def decoded_by_transducer(strategy, tokenizer):
-    """Hypotheses of two random utterances of an RNN-T decoding."""
     torch.manual_seed(3)
     names = KANA if tokenizer is None else [*tokenizer.tokenizer.id_to_piece(list(range(tokenizer.vocab_size)))]
-    net = {"pred_hidden": 8, "pred_rnn_layers": 1}
-    decoder = RNNTDecoder(net, vocab_size=len(names)).eval()
+    decoder = RNNTDecoder({"pred_hidden": 8, "pred_rnn_layers": 1}, vocab_size=len(names)).eval()
     sizes = {"encoder_hidden": 8, "pred_hidden": 8, "joint_hidden": 8, "activation": "relu"}
     joint = RNNTJoint(sizes, len(names), vocabulary=names).eval()
     joint.joint_net[-1].weight.data *= 6
@@ -130,8 +127,7 @@ def test_word_alternatives_are_those_of_characters():
     for n_best in decoded(decoding, size):
         places = n_best[0].word_alternatives
         texts = check(n_best[0])
-        indices = [place.word_index for place in places if place.word_index is not None]
-        assert indices == list(range(len(texts)))
+        assert [place.word_index for place in places if place.word_index is not None] == list(range(len(texts)))
         chosen = [{option.word for option in places[n].alternatives} for n in range(len(places))]
         assert all(len(words_of(word)) <= 1 for options in chosen for word in options)
 
@@ -145,6 +141,5 @@ def test_phrases_are_boosted_and_found_with_their_times():
     assert phrase in found.text
     (first, *_) = found.phrases
     assert first.text == phrase
-    tokens = found.text[first.first_token : first.end_token]
-    assert tokens == phrase
+    assert found.text[first.first_token : first.end_token] == phrase
     assert first.start_frame == found.token_frames[first.first_token]

@@ -36,11 +36,6 @@ def cfg(assets):
 
 
 @pytest.fixture(scope="module")
-def many_emissions(shared_ctc_model, many_utterances):
-    return emissions_of(shared_ctc_model, many_utterances)
-
-
-@pytest.fixture(scope="module")
 def names(assets):
     """Words that the LM does not list; some are spoken in the test set."""
     return (assets / "phrases.txt").read_text().split()
@@ -95,8 +90,7 @@ def test_best_path_of_the_lattice_is_the_hypothesis(ctc_model, cfg, emissions):
         lattice = hypothesis.lattice
         (cost,) = lattice.n_best(1).ends["cost"]
         assert cost == pytest.approx(-hypothesis.score, abs=1e-3)
-        told = {lattice.graph.words[row[3]] for row in lattice.arcs() if row[3]}
-        assert set(hypothesis.text.split()) <= told
+        assert set(hypothesis.text.split()) <= {lattice.graph.words[row[3]] for row in lattice.arcs() if row[3]}
 
 
 # ------------------------------------------------------------------------------ times, confidence
@@ -131,8 +125,7 @@ def test_confidence_of_a_word_is_that_of_its_tokens(ctc_model, cfg, emissions, e
         assert len(hypothesis.token_confidence) == len(hypothesis.y_sequence)
         assert len(hypothesis.word_confidence) == len(hypothesis.text.split())
         for word, value in zip(hypothesis.words, hypothesis.word_confidence, strict=True):
-            own = hypothesis.token_confidence[word.first_token : word.end_token]
-            assert value == min(own)
+            assert value == min(hypothesis.token_confidence[word.first_token : word.end_token])
 
 
 # --------------------------------------------------------------------------------------- boosting
@@ -162,7 +155,8 @@ def test_request_for_new_words_of_an_older_graph_is_refused(ctc_model, cfg, file
         pass
 
 
-def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, many_emissions):
+def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, shared_ctc_model, many_utterances):
+    many_emissions = emissions_of(shared_ctc_model, many_utterances)
     costs = {"unknown_word_cost": 0.0, "unknown_piece_cost": 0.0}
     closed = decoded(ctc_model, cfg(), many_emissions)
     words = set(ctc_model.decoding.decoding.decoder().graph.words)
@@ -181,8 +175,7 @@ vars(GRAPH).update(pieces=None, words=WORDS, word_ids={word: label for label, wo
 def bonus(text, phrases, **options):
     """What an utterance of some words earns in all."""
     phrases = [p if isinstance(p, Phrase) else Phrase(p) for p in phrases]
-    config = BoostingConfig(**options)
-    automaton = word_boosting(phrases, config, GRAPH, missing="error", name="phrases")
+    automaton = word_boosting(phrases, BoostingConfig(**options), GRAPH, missing="error", name="phrases")
     return automaton.score([GRAPH.word_ids[word] for word in text.split()], final=True)
 
 
@@ -205,8 +198,7 @@ def test_bonus_of_a_phrase_follows_the_options(text, options, expected):
 
 
 def test_bonus_of_a_phrase_follows_weight_and_letter_case():
-    phrases = [Phrase("acme", 2.5), Phrase("york", 0.0)]
-    assert bonus("acme york", phrases) == pytest.approx(2.5)
+    assert bonus("acme york", [Phrase("acme", 2.5), Phrase("york", 0.0)]) == pytest.approx(2.5)
     with pytest.raises(ValueError, match="phrases has no phrase with a bonus other than 0"):
         bonus("york", [Phrase("york", 0.0)])
     assert bonus("acme", [Phrase("acme", 1.0), Phrase("acme", 3.0)]) == pytest.approx(3.0)
@@ -236,11 +228,8 @@ def words_at(*texts):
 
 
 def test_punctuation_is_written_after_its_word():
-    words = words_at("so", ",", "yes", "!", "?")
-    assert written_words(words, {",", "!", "?"}) == [
-        GraphWord("so,", 1, 0, 2, 0, 2),
-        GraphWord("yes!?", 1, 6, 8, 2, 5),
-    ]
+    said = words_at("so", ",", "yes", "!", "?")
+    assert written_words(said, {",", "!", "?"}) == [GraphWord("so,", 1, 0, 2, 0, 2), GraphWord("yes!?", 1, 6, 8, 2, 5)]
     assert [word.text for word in written_words(words_at("so", ","), ())] == ["so", ","]
     assert [word.text for word in written_words(words_at("-", "so"), {"-"})] == ["-", "so"]
 
@@ -278,9 +267,7 @@ def test_results_equal_those_of_the_large_lms_graph(ctc_model, paged_cfg, cfg, e
         assert cost == pytest.approx(-hypothesis.score, abs=2e-3)
 
 
-def test_packed_lm_and_ready_made_graph_give_equal_texts(
-    ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path
-):
+def test_packed_lm_and_ready_graph_give_equal_texts(ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path):
     expected = texts(decoded(ctc_model, paged_cfg(), emissions))
     assert texts(decoded(ctc_model, paged_cfg(large_lm_path=str(word_lm)), emissions)) == expected
     save_graph(ctc_model.decoding.decoding.decoder().graph, tmp_path / "small.graph")

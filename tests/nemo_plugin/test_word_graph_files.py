@@ -51,7 +51,6 @@ def decoding_of(top=None, labels=LETTERS, **wfst):
 
 
 def heard(decoding, text, likely=0.8):
-    """The hypothesis for a clear utterance of a text, letter by letter."""
     log_probs = spoken([LETTERS.index(c) for c in text], BLANK + 1, BLANK, likely)
     lengths = torch.tensor([log_probs.shape[1]])
     (found,) = decoding.ctc_decoder_predictions_tensor(log_probs, lengths, return_hypotheses=True)
@@ -64,8 +63,7 @@ def test_character_models_have_a_space_between_words(arpa):
     found = heard(decoding, "another page")
     assert found.text == "another page"
     # a blank follows each letter; the word begins after its space
-    spans = [(e["start_offset"], e["end_offset"]) for e in found.timestamp["word"]]
-    assert spans == [(0, 13), (16, 23)]
+    assert [(e["start_offset"], e["end_offset"]) for e in found.timestamp["word"]] == [(0, 13), (16, 23)]
     assert [(w.first_token, w.end_token) for w in found.words] == [(0, 7), (8, 12)]
     assert heard(decoding, "an other page").text == "an other page"
     assert heard(decoding, "paqe an").text == "page an"
@@ -76,8 +74,7 @@ def test_words_are_joined_by_nemos_word_separator(arpa, tmp_path):
     assert heard(decoding, "an other page").text == "an|other|page"
     arpa = write_arpa(tmp_path / "words.arpa", ["ab", "c"])
     decoding = decoding_of({"word_seperator": ""}, labels=["a", "b", "c"], arpa_lm_path=arpa)
-    log_probs = spoken([0, 1, 2, 0, 1], 4, 3)
-    assert decoding.ctc_decoder_predictions_tensor(log_probs)[0].text == "abcab"
+    assert decoding.ctc_decoder_predictions_tensor(spoken([0, 1, 2, 0, 1], 4, 3))[0].text == "abcab"
 
 
 def test_open_vocabulary_of_characters_spells_words(arpa):
@@ -111,11 +108,9 @@ def test_word_pieces_are_joined_and_timed(tmp_path):
     arpa = write_arpa(tmp_path / "words.arpa", ["two", "page", "pages", "unspelled"])
     cfg = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": arpa, "beam_width": 30.0}}
     decoding = CTCBPEDecoding({**cfg, "compute_timestamps": True}, WordPieces())
-    log_probs = spoken([3, 1, 2, 4, 1, 2], 6, 5)
-    found = decoding.ctc_decoder_predictions_tensor(log_probs, return_hypotheses=True)[0]
+    found = decoding.ctc_decoder_predictions_tensor(spoken([3, 1, 2, 4, 1, 2], 6, 5), return_hypotheses=True)[0]
     assert found.text == "two pages page"
-    spans = [(e["start_offset"], e["end_offset"]) for e in found.timestamp["word"]]
-    assert spans == [(0, 1), (2, 7), (8, 11)]
+    assert [(e["start_offset"], e["end_offset"]) for e in found.timestamp["word"]] == [(0, 1), (2, 7), (8, 11)]
 
 
 def test_aggregate_tokenizers_take_the_language_of_the_lm(ctc_model, assets):
@@ -148,8 +143,7 @@ def test_words_that_the_model_cannot_spell_are_an_error_of_the_change(arpa, ctc_
 # -------------------------------------------------------------------------------------- words
 def test_added_words_are_found(arpa, tmp_path):
     assert heard(decoding_of(arpa_lm_path=arpa), "an acme page").text != "an acme page"
-    added = decoding_of(arpa_lm_path=arpa, added_words=["acme"])
-    assert heard(added, "an acme page").text == "an acme page"
+    assert heard(decoding_of(arpa_lm_path=arpa, added_words=["acme"]), "an acme page").text == "an acme page"
     names = tmp_path / "names.txt"
     names.write_text("acme gadget\t2.0\n\nbox\n")
     from_file = decoding_of(arpa_lm_path=arpa, added_words=str(names))
@@ -158,8 +152,7 @@ def test_added_words_are_found(arpa, tmp_path):
 
 @pytest.mark.parametrize(("phrase", "ignore_case", "text"), [("Page", True, "page"), ("Acme", True, "acme")])
 def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase, ignore_case, text):
-    tree = {"key_phrases_list": [phrase], "ignore_case": ignore_case}
-    decoding = decoding_of(arpa_lm_path=arpa, boosting_tree=tree)
+    decoding = decoding_of(arpa_lm_path=arpa, boosting_tree={"key_phrases_list": [phrase], "ignore_case": ignore_case})
     assert heard(decoding, text).text == text
     assert phrase not in decoding.decoding.decoder().graph.words
 
@@ -244,14 +237,11 @@ def test_nemos_open_vocabulary_graphs_are_refused(arpa, graph, tmp_path):
 
 
 def test_graph_of_another_model_is_refused(arpa, tmp_path):
-    pieces = ("b", "a", *LETTERS[2:])
-    other = build_graph(arpa, Vocabulary(pieces, "char"), cache=False)
-    save_graph(other, tmp_path / "other.graph")
+    save_graph(build_graph(arpa, Vocabulary(("b", "a", *LETTERS[2:]), "char"), cache=False), tmp_path / "other.graph")
     with pytest.raises(ValueError, match=r"another tokenizer than the model's: 'an' is spelled 'bn'"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "other.graph")), "an")
     larger = Lexicon({word: ((n, BLANK + 1),) for n, word in enumerate(WORDS)}, BLANK + 2)
-    graph = build_graph(arpa, larger, cache=False)
-    save_graph(graph, tmp_path / "larger.graph")
+    save_graph(build_graph(arpa, larger, cache=False), tmp_path / "larger.graph")
     with pytest.raises(ValueError, match=rf"reads column {BLANK + 1}, expected 0 \.\. {BLANK}"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "larger.graph")), "an")
 

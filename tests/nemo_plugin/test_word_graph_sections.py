@@ -94,11 +94,9 @@ def test_scripts_ask_for_n_best_lists_in_the_beam_section(read, best, n_best):
     assert (options.return_best, options.n_best) == (n_best == 1, n_best)
 
 
-@pytest.mark.parametrize(
-    ("wfst", "backend"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"backend": "cuda"}, "cuda")]
-)
-def test_wfst_device_sets_the_backend(read, wfst, backend):
-    assert read(**wfst).search.backend == backend
+@pytest.mark.parametrize(("wfst", "place"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"backend": "cuda"}, "cuda")])
+def test_wfst_device_sets_the_backend(read, wfst, place):
+    assert read(**wfst).search.backend == place
 
 
 def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_path, monkeypatch):
@@ -117,8 +115,7 @@ def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_
 
 
 def test_defaults_of_riva_and_k2_change_nothing(read, monkeypatch):
-    """Where riva-asrlib-decoder is installed, NeMo's config carries all of its options; so does a
-    config of NeMo 2.7 those of k2."""
+    """With riva-asrlib-decoder NeMo's config has all of its options; that of NeMo 2.7 has those of k2."""
     assert read(k2_decoding_cfg=section.K2_DEFAULTS) == read()
     riva = {"online_opts": {"decoder_opts": {"max_active": 10000}, "max_batch_size": 800}}
     nemos = section.nemo_defaults("ctc", "wfst") | {"riva_decoding_cfg": riva}
@@ -180,8 +177,7 @@ def test_paged_biglm_search_keys_reach_the_config(read_paged):
 
 def test_every_option_of_the_search_has_a_key():
     own = {field.name for field in fields(PagedBigLMConfig)} - {field.name for field in fields(WFSTConfig)}
-    keys = set(PAGED_BIGLM.valid) - set(section.nemo_defaults("ctc", "wfst"))
-    assert own <= keys - LARGE_LM.keys()
+    assert own <= set(PAGED_BIGLM.valid) - set(section.nemo_defaults("ctc", "wfst")) - LARGE_LM.keys()
 
 
 def test_ready_made_graph_needs_its_lm(read_paged, lms):

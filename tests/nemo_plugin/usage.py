@@ -53,12 +53,10 @@ def texts(hypotheses):
 
 
 def texts_of(model, audio, **kwargs):
-    """What `transcribe` hears."""
     return texts(model.transcribe(audio, verbose=False, **kwargs))
 
 
 def one_shot(infer, utterances) -> list[list[int]]:
-    """Tokens of whole utterances."""
     rows = [torch.cat(parts) for parts in utterances.values()]
     lengths = [len(row) for row in rows]
     batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -98,8 +96,7 @@ class Case:
         return self.model.decoding.decoding
 
     def cfg(self, top=None, **options):
-        section = {**self.options, **options}
-        return {"strategy": self.strategy, self.section: section, **(top or {})}
+        return {"strategy": self.strategy, self.section: {**self.options, **options}, **(top or {})}
 
     def use(self, top=None, **options) -> None:
         self.model.change_decoding_strategy(self.cfg(top, **options), verbose=False)
@@ -112,8 +109,7 @@ class Case:
         return texts(self.model.transcribe(audio, verbose=False, **kwargs))
 
     def phrases(self, *phrases):
-        tree = {"key_phrases_list": list(phrases)}
-        return {"boosting_tree": tree, "boosting_tree_alpha": self.phrase_weight}
+        return {"boosting_tree": {"key_phrases_list": list(phrases)}, "boosting_tree_alpha": self.phrase_weight}
 
     def added(self, *words):
         """Options for words that only requests boost: a graph has to have them."""

@@ -70,11 +70,7 @@ def beam_search(
     log_probs: np.ndarray, blank_id: int, beam_size: int, *, fusion: Fusion, beam_beta: float,
     threshold: float = np.inf,
 ) -> list[tuple[float, tuple[int, ...]]]:  # fmt: skip
-    """The hypotheses after all frames with merge=max, best first; no final weights.
-
-    Args:
-        log_probs: [T, V + 1] float32.
-    """
+    """The hypotheses after all frames of log_probs [T, V + 1] with merge=max, best first; no final weights."""
     lm, tree, offset = fusion.token_lm, fusion.boosting, 0.0
     beam = [Hypothesis(np.float32(0), (), -1, lm.start_state if lm else 0, tree.start_state if tree else 0)]
     for row in log_probs:

@@ -1,7 +1,4 @@
-"""NeMo's `maes_batch` without the faults that change its results, to compare hypotheses with.
-
-It is NeMo as it is that gets timed.
-"""
+"""NeMo's `maes_batch` without the faults that change its results. The NeMo that gets timed keeps them."""
 
 import inspect
 import textwrap
@@ -58,11 +55,7 @@ def computer_of(infer: Any) -> Any:
 
 @contextmanager
 def patched(infer: Any) -> Iterator[None]:
-    """Inside the block the `BeamBatchedRNNTInfer` with `maes_batch` is without the faults.
-
-    Raises:
-        RuntimeError: see `patched_class`.
-    """
+    """Inside the block the `BeamBatchedRNNTInfer` with `maes_batch` is without the faults."""
     computer = computer_of(infer)
     kind = type(computer)
     computer.__class__ = patched_class(kind)

@@ -38,13 +38,11 @@ def ci(tmp_path):
     log = tmp_path / "log"
 
     def run(fails="", picture="yes"):
-        environment = {
+        env = {
             **os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "HOME": str(home), "LOG": str(log),
             "XDG_CACHE_HOME": str(home), "TMPDIR": str(tmp_path), "FAILS": fails, "PICTURE": picture,
         }  # fmt: skip
-        done = subprocess.run(
-            ["bash", clone / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["bash", clone / ".ci" / "run"], env=env, capture_output=True, text=True, check=False)
         return done, [json.loads(line) for line in log.read_text().splitlines()]
 
     return run
@@ -57,8 +55,7 @@ def test_the_demo_and_both_tiers_run_in_a_copy(ci):
     assert all(folder.endswith("/Käse Box/clone") for _, folder, *_ in calls)
     assert [home for *_, home, _ in calls] == [[], ["files"], ["files"]]
     assert calls[0][-1] is None
-    shown = re.findall(r"^make (\S+) +passed after +\d+ s$", done.stdout, re.M)
-    assert shown == ["demo", "test", "test-all"]
+    assert re.findall(r"^make (\S+) +passed after +\d+ s$", done.stdout, re.M) == ["demo", "test", "test-all"]
     assert not os.path.exists(calls[0][1])
 
 

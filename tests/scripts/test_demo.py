@@ -21,8 +21,6 @@ TWO_LMS = [f"paged_biglm + {lms}" for lms in ("small LM", "large LM", "large LM 
 
 @pytest.fixture
 def run(monkeypatch):
-    """The script, with arguments."""
-
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
         return demo.main()
@@ -30,15 +28,10 @@ def run(monkeypatch):
     return call
 
 
-@pytest.fixture
-def timed_once(monkeypatch):
-    """Nobody looks at the times here, and medians of several take long."""
-    monkeypatch.setattr(demo, "REPEATS", 1)
-
-
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
+def test_each_step_of_the_demo_helps(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "REPEATS", 1)  # nobody looks at the times here
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
@@ -101,8 +94,7 @@ def check_the_example_of_the_docs(printed):
 
 
 def check_the_record(rows):
-    """README and docs/performance.md have their tables from docs/results/demo.json. Sums of floats differ between
-    machines, and may change a word."""
+    """The tables of README and docs have this record. Sums of floats may change a word on other machines."""
     record = json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))
     assert [(row["model"], row["decoder"]) for row in rows] == [(row["model"], row["decoder"]) for row in record]
     for row, recorded in zip(rows, record, strict=True):
@@ -122,20 +114,13 @@ def test_wrong_and_lacking_words_are_red_and_phrases_green():
 @pytest.mark.nemo
 def test_speech_is_encoded_once_and_searched_a_few_times(run, capsys, monkeypatch):
     pytest.importorskip("nemo.collections.asr")
-    steps = count_steps(monkeypatch)
+    steps, encode, decode = Counter(), demo.encode, DevSet.decode
+    monkeypatch.setattr(demo, "encode", lambda *args: steps.update(["encode"]) or encode(*args))
+    monkeypatch.setattr(DevSet, "decode", lambda *args: steps.update(["decode"]) or decode(*args))
     assert run("models=[tdt]", "utterances=2", "beam_size=2") == 0
     assert re.search(r"\ntdt: 2 utterances, \d+ s of speech", capsys.readouterr().out)
     # what a demo of minutes can be made of, whatever the machine: speech is encoded once, searched a few times
     assert steps == {"encode": 1, "decode": 4 * demo.REPEATS}
-
-
-def count_steps(monkeypatch):
-    """How often the test set is encoded, and decoded by ours."""
-    steps = Counter()
-    encode, decode = demo.encode, DevSet.decode
-    monkeypatch.setattr(demo, "encode", lambda *args: steps.update(["encode"]) or encode(*args))
-    monkeypatch.setattr(DevSet, "decode", lambda *args: steps.update(["decode"]) or decode(*args))
-    return steps
 
 
 @pytest.mark.parametrize(

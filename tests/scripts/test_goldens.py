@@ -21,8 +21,7 @@ def nbest(score):
 
 def recording(folder, value, **more):
     folder.mkdir()
-    entries = dict(goldens.leaves(value, "case")) | more
-    (folder / "goldens.json").write_text(json.dumps(entries))
+    (folder / "goldens.json").write_text(json.dumps(dict(goldens.leaves(value, "case")) | more))
     return folder
 
 

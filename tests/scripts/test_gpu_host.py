@@ -36,8 +36,7 @@ def run(tmp_path, monkeypatch):
     def run(*some, **options):
         monkeypatch.setattr(stages, "STAGES", some)
         more = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        status = stages.main(["--out", str(tmp_path), *more])
-        return status, json.loads((tmp_path / "summary.json").read_text())
+        return stages.main(["--out", str(tmp_path), *more]), json.loads((tmp_path / "summary.json").read_text())
 
     return run
 
@@ -133,11 +132,7 @@ def test_lost_context_stops_the_session(fault):
     ["-k", "float16-cuda-max"],
 ])  # fmt: skip
 def test_gpu_tests_pass_on_the_emulator(chosen):
-    """Each test with its first case: a typing error in a test is found before it costs minutes on a GPU.
-
-    The primitives run on the emulator elsewhere, with all cases, and so does the contract, except for float16 and
-    bfloat16.
-    """
+    """Primitives and the contract run on the emulator elsewhere, but for float16 and bfloat16."""
     command = [sys.executable, "-m", "pytest", "tests/gpu", *chosen]
     done = subprocess.run(command, cwd=ROOT, env=REHEARSAL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -33,6 +33,5 @@ def small_lists(small_blocks, monkeypatch):
 
 @pytest.fixture
 def played_graphs(monkeypatch):
-    """CUDA graphs that the host plays."""
     monkeypatch.setattr(cuda_graphs, "capture_while", captured_while)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)

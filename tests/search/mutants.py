@@ -10,7 +10,6 @@ class Mutant(NamedTuple):
     new: str
 
     def __str__(self) -> str:
-        """For test ids."""
         return f"{self.strategy} {self.file.rpartition('/')[2]} {self.old[:40]}"
 
 

@@ -29,7 +29,6 @@ class Operators(TorchDispatchMode):
 
 @contextmanager
 def operators():
-    """The operators of the block."""
     found = Operators()
     with pytest.MonkeyPatch.context() as patch, found:
         for name in ("cpu", "to"):

@@ -35,8 +35,7 @@ def test_words_that_replace_each_other_share_a_slot():
 
 
 def test_a_word_that_others_insert_has_a_slot_with_their_times():
-    paths = [spoken("▁a ▁b", math.log(0.5)), spoken("▁a ▁c ▁b", math.log(0.5))]
-    slots = word_alternatives(paths, VOCABULARY)
+    slots = word_alternatives([spoken("▁a ▁b", math.log(0.5)), spoken("▁a ▁c ▁b", math.log(0.5))], VOCABULARY)
     assert [slot.word_index for slot in slots] == [0, None, 1]
     assert slots[1] == Place(None, 4, 6, (WordOption("", 0.5), WordOption("c", 0.5)))
     spans = [SimpleNamespace(start=1.0, end=1.1), SimpleNamespace(start=1.3, end=1.5)]
@@ -54,8 +53,7 @@ def test_one_path_or_no_words_have_no_alternatives():
 @pytest.mark.parametrize("seed", range(20))
 def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed, monkeypatch):
     texts = random_texts(seed)
-    ranked = sorted(texts, key=lambda text: -texts[text])
-    paths = [path_of(text, math.log(texts[text])) for text in ranked]
+    paths = [path_of(text, math.log(texts[text])) for text in sorted(texts, key=lambda text: -texts[text])]
     rated = with_posteriors(paths)[0]
     for lattice in (None, prefix_tree(texts)):
         slots = word_alternatives(paths, VOCABULARY, lattice)
@@ -72,8 +70,7 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed, mo
 
 def test_the_transcript_is_in_the_network_where_others_insert_two_words():
     others = [spoken("▁a ▁c ▁c ▁b", math.log(0.3)), spoken("▁a ▁c x ▁c ▁b", math.log(0.3))]
-    paths = [spoken("▁a ▁b", math.log(0.4)), *others]
-    slots = word_alternatives(paths, VOCABULARY)
+    slots = word_alternatives([spoken("▁a ▁b", math.log(0.4)), *others], VOCABULARY)
     (gap,) = [slot for slot in slots if slot.word_index is None]
     assert "" in dict(gap.alternatives)
     assert sum(option.posterior for option in gap.alternatives) == pytest.approx(1, abs=1e-3)

@@ -19,8 +19,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class FakeRuntime:
-    """Says why kernels do not run, or None."""
-
     def __init__(self, reason):
         self.reason = reason
 
@@ -40,7 +38,7 @@ def nothing(device):
 def said(caplog):
     engine._say_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="nemo_gpu_decoding"):
-        yield lambda: [record.getMessage() for record in caplog.records]
+        yield lambda: list(caplog.messages)
     engine._say_once.cache_clear()
 
 

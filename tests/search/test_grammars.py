@@ -50,8 +50,7 @@ def assert_is_best(nbest, text, score):
     assert tuple(nbest.best.tokens.tolist()) == (text if is_sentence else ())
     assert math.isfinite(nbest.best.score)
     parts = nbest.best.parts
-    total = parts.acoustic + parts.lm + parts.boosting + parts.insertion
-    assert total == pytest.approx(nbest.best.score, abs=1e-4)
+    assert parts.acoustic + parts.lm + parts.boosting + parts.insertion == pytest.approx(nbest.best.score, abs=1e-4)
     if score is not None:
         assert nbest.best.score == pytest.approx(score, abs=1e-4)
 
@@ -123,8 +122,7 @@ def test_grammar_and_lock_hold_together():
     log_probs = random_log_probs(4, 12, V + 1, seed=2)
     allowed = AllowedTokens(tuple(piece != "▁ab" for piece in VOCABULARY.pieces))
     fusion = Fusion(allowed=allowed, grammar=build_grammar(["ab", "a b"], VOCABULARY))
-    decoder = FlexCTCBeam(V, V, FlexCTCConfig(beam_size=64, n_best=4), fusion)
-    for nbest in decoder.decode(log_probs):
+    for nbest in FlexCTCBeam(V, V, FlexCTCConfig(beam_size=64, n_best=4), fusion).decode(log_probs):
         assert {tuple(path.tokens.tolist()) for path in nbest} == {(0, 1), (0, 3)}
         assert [path.outside_share for path in nbest] == [0.0, 0.0]
 

@@ -26,8 +26,7 @@ def emissions(drift, *, utterances=40, tokens=30, seed=0):
     logits[rows, 2 * places, said] += 6
     drifts = rng.random(said.shape) < drift
     logits[rows[drifts], 2 * places[drifts], said[drifts] + HALF] += 8
-    log_probs = torch.log_softmax(torch.from_numpy(logits).float(), -1)
-    return log_probs, [VOCABULARY.text(row.tolist()) for row in said]
+    return torch.log_softmax(torch.from_numpy(logits).float(), -1), [VOCABULARY.text(row.tolist()) for row in said]
 
 
 @pytest.mark.parametrize("beam_size", [1, 8])

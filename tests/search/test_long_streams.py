@@ -49,8 +49,7 @@ DECODERS = {
 
 
 def random_frames(count, seed):
-    values = torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(seed))
-    return torch.log_softmax(values, dim=-1)
+    return torch.log_softmax(torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -103,10 +102,8 @@ def test_memory_of_the_words_of_a_path_grows_with_its_length(tmp_path):
     (tmp_path / "lm.arpa").write_text(arpa_text(random_table(["a", "b", "ab", "ba"], order=1, keep=1.0, seed=0)))
     graph = build_graph(tmp_path / "lm.arpa", Vocabulary.from_pieces(["▁a", "▁b", "a", "b"]), cache=False)
     decoder = CudaWFST(graph, 4, 4, config=WFSTConfig(beam=8.0))
-    values = torch.randn(1, 100_000, 5, generator=torch.Generator().manual_seed(0))
-    log_probs = torch.log_softmax(values, dim=-1)
+    log_probs = torch.log_softmax(torch.randn(1, 100_000, 5, generator=torch.Generator().manual_seed(0)), dim=-1)
     decoder.decode(log_probs[:, :1000])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB
-    words = decoder.decode(log_probs)[0].best.words
-    assert len(words) > 10_000
+    assert len(decoder.decode(log_probs)[0].best.words) > 10_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000

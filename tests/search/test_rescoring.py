@@ -21,8 +21,7 @@ def text_of(path):
 @pytest.fixture(scope="module")
 def nbests():
     log_probs = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    decoder = FlexCTCBeam(3, 3, FlexCTCConfig(n_best=6, beam_beta=0.1))
-    return decoder.decode(log_probs, torch.tensor([8, 5, 0]))
+    return FlexCTCBeam(3, 3, FlexCTCConfig(n_best=6, beam_beta=0.1)).decode(log_probs, torch.tensor([8, 5, 0]))
 
 
 def counting_scorer(texts):
@@ -53,8 +52,7 @@ def test_rescored_order_is_that_of_the_sums(nbests):
 
 
 def test_the_first_lm_can_be_replaced(nbests):
-    parts = rescored(nbests, counting_scorer, text_of, weight=1.0, lm_share=0.0)[0].best.parts
-    assert parts.lm == 0.0
+    assert rescored(nbests, counting_scorer, text_of, weight=1.0, lm_share=0.0)[0].best.parts.lm == 0.0
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def full_arrays(monkeypatch):
 @pytest.mark.usefixtures("full_arrays")
 @pytest.mark.parametrize("strategy", PROBLEMS)
 def test_correct_kernels_pass_the_self_check(strategy, emulated_runtime, small_blocks, monkeypatch):
-    """Each kernel file of a strategy is launched and finds what the CPU finds."""
     launched, launch = set(), emulator.EmulatedModule.launch
 
     def noted(module, *given, **named):
@@ -206,9 +205,7 @@ def test_process_without_a_gpu_gives_no_verdict():
 )
 def test_verdict_comes_from_a_new_process(script, verdict, monkeypatch):
     run = self_check.subprocess.run
-    monkeypatch.setattr(
-        self_check.subprocess, "run", lambda command, **options: run([command[0], "-c", script], **options)
-    )
+    monkeypatch.setattr(self_check.subprocess, "run", lambda old, **options: run([old[0], "-c", script], **options))
     assert self_check._in_a_process("flexctc_beam", GPU) == verdict
 
 

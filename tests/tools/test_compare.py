@@ -112,7 +112,6 @@ def data_of(page_file: Path):
 
 
 def rewrite(file: Path, change):
-    """Each row of a file, changed in place."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for number, row in enumerate(rows):
         change(number, row)
@@ -134,8 +133,7 @@ def test_totals_are_printed_and_stand_on_the_page(outputs, capsys):
     assert (first["errors"], second["errors"], third["errors"]) == ([1, 0], [1, 0], [0, 0])
     assert [u["difference"] for u in data["utterances"]] == [1, 1, 0]
     assert [u["phrases"] for u in data["utterances"]] == [True, True, False]
-    brown = [[[-1, 1], [["brown", "", 1]]], [[0], [["brow", "wrong", 0]]]]
-    assert first["passages"][1] == [None, brown]
+    assert first["passages"][1] == [None, [[[-1, 1], [["brown", "", 1]]], [[0], [["brow", "wrong", 0]]]]]
 
 
 def test_audio_is_embedded_up_to_a_size_else_linked(outputs):
@@ -284,7 +282,6 @@ def opened(browser, file: Path, problems: list[str], **more):
 
 
 def played_to(tab, seconds: float) -> bool:
-    """True once the player is there."""
     heard = f"audio => new Promise(done => audio.ontimeupdate = () => audio.currentTime >= {seconds} && done(true))"
     return tab.locator("audio").evaluate(heard)
 

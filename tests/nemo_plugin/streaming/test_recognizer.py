@@ -53,8 +53,7 @@ def finals_of(own, samples, wanted):
 
 
 def streamed(own, speech, options=None, *, commits=False):
-    """(partial texts, final text, words) of utterances, all in the same steps. What is committed is no more taken
-    back; with `commits` there was some of it."""
+    """(partial texts, final text, words) of utterances in the same steps. `commits`: what is committed stays."""
     n, found, committed = own.chunk_samples, [([], "", []) for _ in speech], [""] * len(speech)
     wanted = [own.prepare(option) for option in options or [StreamOptions()] * len(speech)]
     live, known = dict.fromkeys(range(len(speech)), 0), [0] * len(speech)
@@ -132,8 +131,7 @@ def test_texts_equal_those_of_every_pipeline_and_of_streams_alone(arguments, fil
     assert own.is_cache_aware == (CAUSAL in arguments[0])
     expected = [row["text"] for row in own.pipeline.run(files[:3]).values()]
     assert [text for _, text, _ in streamed(own, speech[:3], commits=True)] == expected
-    alone = [streamed(own, [samples])[0][1] for samples in speech[:3]]
-    assert alone == expected
+    assert [streamed(own, [samples])[0][1] for samples in speech[:3]] == expected
 
 
 def test_rules_end_utterances_and_their_texts_add_up(speech):
@@ -236,8 +234,7 @@ def test_request_that_the_model_cannot_have_is_named(arguments, written, problem
 def test_aliases_of_a_stream_replace_its_words(arguments, speech):
     """Words of an alias are not committed before they are complete; `streamed` checks what is committed."""
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
-    phrases = [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]
-    wanted = [own_request(1.0, phrases=each) for each in phrases]
+    wanted = [own_request(1.0, phrases=each) for each in [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]]
     (_, plain, heard), (partials, text, words) = streamed(own, [speech[0], speech[0]], wanted, commits=True)
     assert " of the " in plain
     assert text == plain.replace("of the", "K\u20ac-9")
@@ -251,8 +248,7 @@ def test_aliases_of_a_stream_replace_its_words(arguments, speech):
 def test_alternatives_are_given_to_streams_that_ask(arguments, shared, speech):
     own = shared
     if arguments:
-        given = [f"model={CTC}", *arguments]
-        own = recognizer(*given, "end_silence=-1", "max_n_best=3")
+        own = recognizer(f"model={CTC}", *arguments, "end_silence=-1", "max_n_best=3")
     n, samples, wanted = own.chunk_samples, speech[0], own.prepare(StreamOptions(n_best=3))
     partials = 0
     for at in range(0, len(samples), n):
@@ -291,8 +287,7 @@ def test_too_many_alternatives_are_refused(shared):
 def test_options_that_a_stream_cannot_have_are_named(shared):
     with pytest.raises(FieldError, match="language is 'de', expected none: this model takes no language"):
         shared.prepare(StreamOptions(language="de"))
-    options = shared.prepare(own_request(1.0, phrases=("\u4f60",)))
-    assert shared.left_out(options) == ["\u4f60"]
+    assert shared.left_out(shared.prepare(own_request(1.0, phrases=("\u4f60",)))) == ["\u4f60"]
     greedy = recognizer(f"model={CTC}", "strategy=greedy")
     with pytest.raises(FieldError, match="lm is 'a', expected none: the decoder has no lm_pool"):
         shared.prepare(own_request(lm="a"))

@@ -31,8 +31,7 @@ FOLDERS = tuple(str(path) for path in (OURS / "live", OURS / "nemo_plugin", Path
 
 
 class Faulty:
-    """A recognizer whose steps raise at one point, where they have a chunk of the victim. Without a point they note
-    all points: the functions that a step calls, before and after their work."""
+    """Its steps raise at one point for a chunk of the victim. Without a point they note all points of a step."""
 
     def __init__(self, own):
         self.own, self.victim, self.point = own, None, None

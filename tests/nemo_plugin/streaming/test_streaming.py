@@ -42,14 +42,12 @@ def registered():
 
 @pytest.fixture(params=["buffered", "cache_aware"])
 def ctc_pipeline(request):
-    """Builds a CTC pipeline for a decoding config."""
     files = {"buffered": CTC, "cache_aware": CAUSAL}
     return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, **options)
 
 
 @pytest.fixture(params=["buffered", "stateful", "cache_aware"])
 def rnnt_pipeline(request):
-    """Builds a transducer pipeline for a decoding config."""
     if request.param == "cache_aware":
         return lambda decoding, **options: pipeline("cache_aware", CAUSAL, decoding, head="rnnt", **options)
     more = {"head": "rnnt", "stateful": request.param == "stateful"}
@@ -57,7 +55,6 @@ def rnnt_pipeline(request):
 
 
 def pipeline(kind, model, decoding, **options):
-    """One of NeMo's pipelines."""
     return PipelineBuilder.build_pipeline(OmegaConf.create(config_of(kind, model, decoding, **options)))
 
 
@@ -90,7 +87,6 @@ def config_of(kind, model, decoding=None, head="ctc", eou=-1, tail=False, statef
 
 
 def texts_of(found) -> list[str]:
-    """The transcripts that a pipeline returns, in the order of the files."""
     return [row["text"] for row in found.values()]
 
 
@@ -262,13 +258,11 @@ def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, 
 def test_utterances_of_transducers_end_by_kaldis_rules(rnnt_pipeline, strategy, pauses, ended):
     ours = rnnt_pipeline({"strategy": strategy}, eou=1, rules=RULES)
     plain = rnnt_pipeline({"strategy": strategy}).run(pauses)
-    transcripts = ours.run(pauses)
+    found = ours.run(pauses)
     assert len(ended) > 2
     assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
-    assert all(
-        len(text) > 0.5 * len(whole) for text, whole in zip(texts_of(transcripts), texts_of(plain), strict=True)
-    )
-    for row in transcripts.values():
+    assert all(len(text) > 0.5 * len(whole) for text, whole in zip(texts_of(found), texts_of(plain), strict=True))
+    for row in found.values():
         starts = [word.start for word in row["segments"]]
         assert starts == sorted(starts)
 
@@ -406,8 +400,7 @@ def stream(model, files):
                 chunk, lengths, *caches, keep_all_outputs=buffer.is_buffer_empty(), previous_pred_out=labels,
                 drop_extra_pre_encoded=dropped, return_log_probs=True,
             )  # fmt: skip
-        counts = [len(row) - known for row, known in zip(labels, before, strict=True)]
-        steps.append((labels, found, log_probs, counts))
+        steps.append((labels, found, log_probs, [len(row) - known for row, known in zip(labels, before, strict=True)]))
     return steps
 
 

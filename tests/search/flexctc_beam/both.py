@@ -20,10 +20,8 @@ def on_cuda(vocab_size: int, blank_id: int, fusion: Fusion | None = None, **opti
 
 
 def random_fusion(vocab_size: int, kind: str = "both", seed: int = 0) -> Fusion:
-    """A random LM, random phrases, both or nothing."""
     lm = random_lm(vocab_size, seed=seed) if kind in ("lm", "both") else None
-    boosting = random_boosting(vocab_size, seed=seed + 1) if kind in ("boosting", "both") else None
-    return Fusion(lm, 0.4, boosting, 0.5)
+    return Fusion(lm, 0.4, random_boosting(vocab_size, seed=seed + 1) if kind in ("boosting", "both") else None, 0.5)
 
 
 def assert_equal(

@@ -1,7 +1,4 @@
-"""flexctc_beam returns what NeMo's beam_batch returns for each utterance decoded alone.
-
-Alone and without padding, since NeMo goes on adding scores in padded frames: see the last test.
-"""
+"""flexctc_beam returns what NeMo's beam_batch returns for an utterance alone: NeMo adds scores in padded frames."""
 
 import pytest
 import torch

@@ -71,7 +71,6 @@ def test_wide_beam_finds_the_true_n_best(merge, problem, blank_first):
 @pytest.mark.parametrize("beam_size", [1, 3, 8])
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_forbidden_token_is_one_with_probability_0(merge, beam_size, fused):
-    """To the bit, for narrow beams, too."""
     tokens, blank_id = 9, 4
     log_probs = random_log_probs(4, 20, tokens + 1, seed=beam_size)
     is_allowed = (True, True, False, True, True, False, True, False, True)
@@ -207,8 +206,7 @@ def test_lm_without_sentence_end_gives_a_result_with_a_note():
 
 
 def closer_alternatives(frames):
-    """[1, frames, 7]: a token and a blank in turn; each token has an alternative that is closer than all before it, so
-    that hypotheses with the older alternatives leave the beam."""
+    """[1, frames, 7]: tokens and blanks in turn. Each alternative is closer than older ones, which leave the beam."""
     labels = np.random.default_rng(2).integers(0, 6, frames)
     log_probs = np.full((1, frames, 7), -20.0)
     log_probs[0, 1::2, 6] = 0.0

@@ -12,10 +12,7 @@ HIDDEN, JOINT = 20, 27  # no multiples of a block or of a vector
 def lstm_networks(
     vocab_size, durations=(), *, seed=0, layers=1, activation=nn.ReLU, blank_bias=1.5, sharpness=6.0
 ) -> LSTMNetworks:
-    """Networks for frames of `table_networks.random_frames`.
-
-    `blank_bias`: the larger, the fewer tokens are found. `sharpness`: the larger, the more peaked.
-    """
+    """`blank_bias`: the larger, the fewer tokens are found. `sharpness`: the larger, the more peaked."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         output = nn.Sequential(activation(), nn.Dropout(0.5), nn.Linear(JOINT, vocab_size + 1 + len(durations)))

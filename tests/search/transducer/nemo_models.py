@@ -53,8 +53,7 @@ def random_nemo_model(*, durations=(), prediction="lstm", joint="rnnt", layers=1
     sizes = {
         "encoder_hidden": ENCODER, "pred_hidden": HIDDEN, "joint_hidden": HIDDEN, "activation": "relu",
     }  # fmt: skip
-    kinds = {"rnnt": RNNTJoint, "hat": HATJoint}
-    network = kinds[joint](sizes, num_classes=VOCAB, num_extra_outputs=len(durations))
+    network = {"rnnt": RNNTJoint, "hat": HATJoint}[joint](sizes, num_classes=VOCAB, num_extra_outputs=len(durations))
     with torch.no_grad():
         if prediction == "lstm":
             for value in decoder.prediction["dec_rnn"].parameters():
@@ -68,9 +67,7 @@ def random_nemo_model(*, durations=(), prediction="lstm", joint="rnnt", layers=1
 
 
 def random_encoder_output(frames, *, seed):
-    """[1, T, D]"""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1, frames, ENCODER, generator=generator)
+    return torch.randn(1, frames, ENCODER, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,6 @@ class FusionPair:
         return cls(nemo, Fusion(load_ngram_lm(LM_FILE, VOCAB), LM_WEIGHT, boosting, BOOSTING_WEIGHT))
 
     def for_nemo(self, what):
-        """Arguments of NeMo's computers."""
         names = {"nothing": [], "lm": ["lm"], "boosting": ["boosting"], "both": ["lm", "boosting"]}[what]
         weights = {"lm": LM_WEIGHT, "boosting": BOOSTING_WEIGHT}
         return {
@@ -116,8 +112,7 @@ class FusionPair:
 
     def for_us(self, what):
         lm = self.ours.lm if what in ("lm", "both") else None
-        boosting = self.ours.boosting if what in ("boosting", "both") else None
-        return Fusion(lm, LM_WEIGHT, boosting, BOOSTING_WEIGHT)
+        return Fusion(lm, LM_WEIGHT, self.ours.boosting if what in ("boosting", "both") else None, BOOSTING_WEIGHT)
 
 
 def is_nemo_2():
@@ -135,14 +130,10 @@ def nemo_beams(computer, encoder_output, lengths=None):
 
 
 def nemo_n_best(computer, encoder_output, *, score_norm=True):
-    """[(tokens, start frames, durations or None, score)] with different tokens, best first.
-
-    The beams of TDT in NeMo 2 have no durations, and other frames than its greedy decoding has: None.
-    """
+    """[(tokens, start frames, durations or None, score)] of different tokens. TDT beams of NeMo 2 have no times."""
     is_tdt = len(getattr(computer, "durations", None) or []) > 0
     has_times = not (is_tdt and is_nemo_2())
-    hyps = nemo_beams(computer, encoder_output)
-    hypotheses = hyps.to_nbest_hyps_list(score_norm=score_norm)[0].n_best_hypotheses
+    hypotheses = nemo_beams(computer, encoder_output).to_nbest_hyps_list(score_norm=score_norm)[0].n_best_hypotheses
     distinct = {}
     for hypothesis in hypotheses:
         # NeMo's TDT search may list a text twice, if its ways reach differently far beyond the end
@@ -163,8 +154,7 @@ def checkpoint(kind):
     """((decoder, joint), durations, encoder outputs [1, T, D] of 3 utterances) of a shipped model."""
     from nemo.collections.asr.models import ASRModel
 
-    path = ASSETS / "models" / f"self_hybrid_{kind}.nemo"
-    model = ASRModel.restore_from(str(path), map_location="cpu").eval()
+    model = ASRModel.restore_from(str(ASSETS / "models" / f"self_hybrid_{kind}.nemo"), map_location="cpu").eval()
     outputs = []
     for row in speech()[:3]:
         samples = torch.from_numpy(soundfile.read(row["audio_filepath"], dtype="float32")[0])[None]

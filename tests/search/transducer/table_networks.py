@@ -1,7 +1,4 @@
-"""A transducer without matrix products, and decoders over it on both backends.
-
-Its output for a row is the same to the bit in every batch, so that results are compared to the bit.
-"""
+"""A transducer whose output for a row is the same to the bit in every batch, and decoders on both backends."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,15 +21,7 @@ WIDTH = 6
 
 
 class TableNetworks:
-    """Looks at the last two tokens; emits at most `max_length` tokens if that is given.
-
-    Args:
-        vocab_size: V.
-        durations: of a TDT model.
-        seed: of all weights.
-        blank_bias: makes the blank more likely.
-        sharpness: the larger, the more peaked.
-    """
+    """Looks at the last two tokens; `blank_bias` makes blanks likely, `sharpness` rows peaked."""
 
     def __init__(self, vocab_size, durations=(), *, seed=0, blank_bias=1.0, sharpness=2.0, max_length=None):
         generator = torch.Generator().manual_seed(seed)
@@ -67,8 +56,7 @@ class TableNetworks:
 
     def _predicted(self, state):
         full = (state[:, 2:] == self.max_length).float()
-        output = self.last[state[:, 0]] + 0.5 * self.second_last[state[:, 1]]
-        return torch.cat([output, full], dim=1), (state,)
+        return torch.cat([self.last[state[:, 0]] + 0.5 * self.second_last[state[:, 1]], full], dim=1), (state,)
 
     def join(self, frames, predictions):
         hidden = torch.tanh(frames[:, :WIDTH] + predictions[:, :WIDTH])
@@ -80,15 +68,11 @@ class TableNetworks:
 
 
 def random_frames(batch, frames, *, seed):
-    """[B, T, D]"""
     return 1.5 * torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_equal(make: Any, networks, config, frames, lengths, fusion: Fusion | None = None, requests=None) -> None:
-    """The kernels, run by the emulator, find the n-best lists of the CPU, to the bit.
-
-    `make`: the decoder's class.
-    """
+    """The kernels, run by the emulator, find the n-best lists of the CPU, to the bit."""
     expected, found = (
         make(networks, replace(config, backend=backend), fusion).decode(frames, lengths, requests)
         for backend in ("cpu", "cuda")

@@ -98,8 +98,7 @@ def test_bad_logits_make_every_log_prob_nan(bad):
 
 def test_labels_may_be_impossible():
     logits = np.array([-np.inf, 1.0, 2.0], np.float32)
-    wanted = torch.from_numpy(logits).double().log_softmax(0).float().numpy()
-    assert np.array_equal(log_softmax(logits, 1.0), wanted)
+    assert np.array_equal(log_softmax(logits, 1.0), torch.from_numpy(logits).double().log_softmax(0).float().numpy())
     assert np.isnan(log_softmax(np.full(3, -np.inf, np.float32), 1.0)).all()
 
 
@@ -148,8 +147,7 @@ def test_hypotheses_equal_those_of_torch(strategy, durations, layers, fused, in_
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
 def test_joints_have_other_activations_and_temperatures(activation, in_torch):
-    networks = lstm_networks(VOCAB, TDT, activation=activation)
-    decoder = decoder_of("alsd_pp", networks, softmax_temperature=1.3)
+    decoder = decoder_of("alsd_pp", lstm_networks(VOCAB, TDT, activation=activation), softmax_temperature=1.3)
     frames = random_frames(len(LENGTHS), T, seed=2)
     assert decoder._algorithm.compiled.current() is not None
     assert_close(decoder.decode(frames, LENGTHS), in_torch(decoder, frames))
@@ -159,8 +157,7 @@ def test_joints_have_other_activations_and_temperatures(activation, in_torch):
 def test_trees_grow_during_a_run(strategy, in_torch):
     """With alignments and many tokens per frame there are more nodes than frames."""
     limit = {"alsd_pp": "max_symbols", "aes_pp": "maes_num_steps"}[strategy]
-    networks = lstm_networks(VOCAB, blank_bias=-4.0)
-    decoder = decoder_of(strategy, networks, alignments=True, **{limit: 8})
+    decoder = decoder_of(strategy, lstm_networks(VOCAB, blank_bias=-4.0), alignments=True, **{limit: 8})
     frames = random_frames(len(LENGTHS), T, seed=4)
     found = decoder.decode(frames, LENGTHS)
     assert_close(found, in_torch(decoder, frames))
@@ -177,8 +174,7 @@ def test_recurrent_products_are_computed_once_per_text(monkeypatch):
 
     made = cpu_networks.text_cache
     monkeypatch.setattr(cpu_networks, "text_cache", lambda *parts: Counting(*made(*parts)))
-    decoder = decoder_of("alsd_pp", lstm_networks(VOCAB))
-    decoder.decode(random_frames(2, T, seed=1), [T, T])
+    decoder_of("alsd_pp", lstm_networks(VOCAB)).decode(random_frames(2, T, seed=1), [T, T])
     assert 0 < counted["products"] == counted["texts"]
 
 

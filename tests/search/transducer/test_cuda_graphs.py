@@ -1,8 +1,4 @@
-"""How steps are launched: plainly, or in a graph with a loop.
-
-First with fakes in the place of CUDA's graphs; then with the kernels themselves, in graphs that the host
-plays: a loop finds what plain launches find.
-"""
+"""Steps run plainly or in a graph with a loop: with fakes of graphs, then with kernels that the host plays."""
 
 import gc
 import logging
@@ -36,8 +32,6 @@ GPU = torch.device("cuda", 0)
 
 
 class CountingStep:
-    """`steps` steps are to be done."""
-
     def __init__(self, work, steps: int, key: str = "step") -> None:
         self.work, self.runs, self.key = work, 0, key
         work.left = steps
@@ -61,8 +55,6 @@ class CountingStep:
 
 
 class FakeGraph:
-    """Repeats what was captured."""
-
     def __init__(self, replay):
         self.replays, self._replay = 0, replay
 
@@ -72,8 +64,7 @@ class FakeGraph:
 
 
 def new_work(device=GPU):
-    beams = torch.zeros(1, dtype=torch.int64)
-    return SimpleNamespace(shape=SimpleNamespace(device=device), beams=beams, graphs={})
+    return SimpleNamespace(shape=SimpleNamespace(device=device), beams=torch.zeros(1, dtype=torch.int64), graphs={})
 
 
 @pytest.fixture
@@ -83,7 +74,6 @@ def work():
 
 @pytest.fixture
 def captures(monkeypatch, work):
-    """Graphs that were captured."""
     made: list[FakeGraph] = []
 
     def loop(device, body):
@@ -115,13 +105,22 @@ def test_one_replay_does_all_steps(work, captures):
     assert step.runs == 41  # ten rounds of four, after the first step
 
 
-def test_old_driver_gets_plain_launches(work, captures, monkeypatch, caplog):
-    monkeypatch.setattr(cuda_graphs, "why_no_while_graphs", lambda device: "the driver is old")
+@pytest.mark.parametrize(
+    ("name", "fake", "level", "reason"),
+    [
+        ("why_no_while_graphs", lambda device: "the driver is old", logging.INFO, "the driver is old"),
+        # what is captured on a stream of another device
+        ("capture_while", lambda *_: FakeGraph(lambda: None), logging.WARNING, "a replay changes nothing"),
+    ],
+    ids=["old driver", "empty graph"],
+)
+def test_old_driver_and_empty_graph_get_plain_launches(name, fake, level, reason, work, captures, monkeypatch, caplog):
+    monkeypatch.setattr(cuda_graphs, name, fake)
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(level, "nemo_gpu_decoding"):
         runner.run(step, work)
-    assert (step.left, runner.mode, captures) == (0, PLAIN, [])
-    assert "the driver is old" in caplog.text
+    assert (step.left, runner.mode, captures, work.graphs) == (0, PLAIN, [], {})
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError, OSError])
@@ -177,16 +176,6 @@ def test_failing_step_is_not_repeated(work, captures):
     assert step.runs == 1
 
 
-def test_empty_graph_is_replaced_by_plain_launches(work, captures, monkeypatch, caplog):
-    """What is captured on a stream of another device is an empty graph."""
-    monkeypatch.setattr(cuda_graphs, "capture_while", lambda *_: FakeGraph(lambda: None))
-    runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        runner.run(step, work)
-    assert (step.left, runner.mode, work.graphs) == (0, PLAIN, {})
-    assert "a replay changes nothing" in caplog.text
-
-
 @pytest.fixture
 def arithmetic():
     """Sets what products are computed in: autocast to a type or none, and whether in TF32."""
@@ -234,8 +223,7 @@ def test_graph_is_reused_until_weights_networks_or_lm_change(work, captures):
     networks = networks_with_weights()
     runner = GraphRunner(networks, allowed=True)
     for _ in range(3):
-        step = CountingStep(work, 5)
-        runner.run(step, work)
+        runner.run(CountingStep(work, 5), work)
     assert len(captures) == 1
     with torch.no_grad():
         networks.joint.weight.add_(1.0)  # trained in between
@@ -270,7 +258,6 @@ def make_networks(kind="lstm", durations=(0, 1, 2)):
 
 
 def decoder_in(mode, strategy, networks, **options):
-    """A decoder that launches its steps in this way."""
     make, config = STRATEGIES[strategy]
     decoder = make(networks, config(beam_size=4, n_best=4, backend="cuda", **options), random_fusion(V))
     decoder._graphs.first_mode = mode
@@ -379,8 +366,7 @@ def test_step_that_needs_a_value_on_the_host_is_not_captured(played_graphs, capl
     decoder = decoder_in(LOOP, "alsd_pp", networks)
     with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):
         found = decoder.decode(frames_of(1, 5, seed=1), [5])
-    expected = decoder_in(PLAIN, "alsd_pp", networks).decode(frames_of(1, 5, seed=1), [5])
-    assert all_facts(found) == all_facts(expected)
+    assert all_facts(found) == all_facts(decoder_in(PLAIN, "alsd_pp", networks).decode(frames_of(1, 5, seed=1), [5]))
     assert decoder._graphs.mode == PLAIN
     assert "gives the host a value" in caplog.text
 

@@ -186,7 +186,6 @@ def test_stateless_steps_are_those_of_the_modules(sizes, norm):
 
 # ------------------------------------------------------------------------------- whole searches
 def on_both(networks, strategy="alsd_pp", fusion=None, **options):
-    """Decoders on the device and on the host."""
     make, config = STRATEGIES[strategy]
     return (make(networks, config(**{"beam_size": 4, **options}, backend=b), fusion) for b in ("cuda", "cpu"))
 
@@ -196,7 +195,6 @@ def frames_of(seed=3):
 
 
 def results(decoder, chunks=None):
-    """The n-best lists of two utterances; `chunks`: that many pushes."""
     frames, lengths = frames_of(), [14, 9]
     if chunks is None:
         return decoder.decode(frames, lengths)
@@ -263,8 +261,7 @@ def test_results_in_the_middle_of_a_stream_change_nothing():
     streams, frames = device.open(2), frames_of()
     for t in range(14):
         device.push(streams, frames[:, t : t + 1], [1, int(t < 9)])
-        so_far = device.close(replace(streams))
-        assert_same(so_far, host.decode(frames, [t + 1, min(t + 1, 9)]))
+        assert_same(device.close(replace(streams)), host.decode(frames, [t + 1, min(t + 1, 9)]))
     assert_same(device.close(streams), host.decode(frames, [14, 9]))
 
 

@@ -104,8 +104,7 @@ def test_push_without_active_hypotheses_runs_no_step(monkeypatch):
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_streams_without_a_workspace_of_their_own(monkeypatch, most):
-    """They borrow one for each push."""
+def test_streams_without_a_workspace_borrow_one_for_each_push(monkeypatch, most):
     monkeypatch.setattr(cuda_workspace, "MOST_HELD", most)
     device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
     inputs = [random_frames(3, T, seed=seed) for seed in (1, 2)]
@@ -148,7 +147,6 @@ def test_a_workspace_of_a_run_that_failed_is_not_used_again(monkeypatch):
 
 
 def test_frames_whose_sum_overflows_are_accepted():
-    """They are finite."""
     device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
     frames = random_frames(1, T, seed=1).double()
     frames[0, 3] = 1.5e308

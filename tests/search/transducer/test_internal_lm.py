@@ -20,8 +20,7 @@ def expected_bigrams(networks):
         start, state = networks.start()
         for label in range(-1, TOKENS):
             prediction = start if label < 0 else networks.predict(torch.tensor([label]), state)[0]
-            logits = networks.join(silence, prediction)[0, :TOKENS]
-            rows.append(torch.log_softmax(logits.double(), -1) / np.log(10))
+            rows.append(torch.log_softmax(networks.join(silence, prediction)[0, :TOKENS].double(), -1) / np.log(10))
     return torch.stack(rows).detach().numpy()
 
 

@@ -37,10 +37,8 @@ def strategy(request):
 def compare(strategy, networks, fusion=None, frames=None, requests=None, **options):
     make, config = strategy
     frames = random_frames(3, T, seed=len(networks.durations)) if frames is None else frames
-    beam_size = options.setdefault("beam_size", 4)
-    options.setdefault("n_best", beam_size)
-    lengths = LENGTHS[: len(frames)]
-    assert_equal(make, networks, config(**options), frames, lengths, fusion, requests)
+    options.setdefault("n_best", options.setdefault("beam_size", 4))
+    assert_equal(make, networks, config(**options), frames, LENGTHS[: len(frames)], fusion, requests)
 
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
@@ -71,8 +69,7 @@ def test_kernels_with_forced_blanks_equal_the_cpu(strategy, pruning, most):
     name = "max_symbols" if strategy[0] is ALSDPlusPlus else "maes_num_steps"
     for durations in DURATIONS[:3]:
         networks = TableNetworks(V, durations, seed=5, blank_bias=-1.0)
-        options = {name: most, "alignments": True, "pruning_mode": pruning}
-        compare(strategy, networks, random_fusion(V), **options)
+        compare(strategy, networks, random_fusion(V), **{name: most, "alignments": True, "pruning_mode": pruning})
 
 
 @pytest.mark.parametrize("gamma", [0.5, float("inf")])
@@ -87,8 +84,7 @@ def test_kernels_with_limits_of_expansion_equal_the_cpu(gamma, beta):
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 31, 300])
 def test_kernels_of_any_vocabulary_size_equal_the_cpu(strategy, vocab_size):
-    networks = TableNetworks(vocab_size, (0, 1), seed=1)
-    compare(strategy, networks, random_fusion(vocab_size), softmax_temperature=1.7)
+    compare(strategy, TableNetworks(vocab_size, (0, 1), seed=1), random_fusion(vocab_size), softmax_temperature=1.7)
 
 
 def test_kernels_that_store_no_log_probs_equal_the_cpu(strategy, monkeypatch):
@@ -156,8 +152,7 @@ def test_too_large_beam_is_refused(strategy):
     with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 1024"):
         decoder.decode(random_frames(1, 2, seed=0), [2])
     assert cuda_engine.why_not(PARAMS, 10**9) is None
-    wide = PARAMS._replace(beam_size=600, max_extensions=600)
-    assert "exceed the 2^32" in cuda_engine.why_not(wide, 10**9)
+    assert "exceed the 2^32" in cuda_engine.why_not(PARAMS._replace(beam_size=600, max_extensions=600), 10**9)
 
 
 PARAMS = SearchParams(

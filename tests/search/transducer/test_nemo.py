@@ -1,8 +1,4 @@
-"""aes_pp returns what NeMo's maes_batch returns for each RNN-T utterance decoded alone.
-
-maes_batch has two faults that change results; `corrected` NeMo is NeMo with just these mended, see
-`nemo_mended`.
-"""
+"""aes_pp returns what NeMo's maes_batch with its two faults mended returns for an RNN-T utterance alone."""
 
 import copy
 
@@ -140,8 +136,7 @@ def assert_equals_nemo(model, fusions, durations, beam_size, mode, seed, frames=
         blank_lm_score_mode=blank, threads=1,
     )  # fmt: skip
     decoder = ALSDPlusPlus(networks_of(*model, durations), config, fusions.for_us(what))
-    expected = nemo_models.nemo_n_best(computer, encoder_output)
-    assert_equal(expected, decoder.decode(encoder_output, [frames])[0])
+    assert_equal(nemo_models.nemo_n_best(computer, encoder_output), decoder.decode(encoder_output, [frames])[0])
 
 
 @pytest.mark.parametrize("mode", nemo_models.FUSION_MODES, ids="-".join)
@@ -176,10 +171,7 @@ def test_forced_blanks_equal_those_of_nemo(fusions, durations, max_symbols, prun
 @pytest.mark.parametrize("name", list(PRECISIONS))
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 def test_lower_precisions_equal_those_of_nemo(kind, name):
-    """transcribe_speech.py makes the model bfloat16 unless it is told otherwise; here NeMo's search runs in the same.
-
-    It rounds at other places, in its LSTM above all.
-    """
+    """`transcribe_speech.py` makes models bfloat16. NeMo rounds at other places, in its LSTM above all."""
     model, durations, outputs = nemo_models.checkpoint(kind)
     dtype, autocast = PRECISIONS[name]
     if not autocast:

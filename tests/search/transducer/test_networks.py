@@ -49,8 +49,7 @@ def test_lstm_steps_are_those_of_the_module(layers, bias, table, monkeypatch):
     networks = lstm_networks(layers, bias)
     with torch.no_grad():
         whole, _ = networks.lstm(networks.embedding(torch.tensor([VOCAB, 3, 1, 3, 9])))
-        expected = networks.prediction_projection(whole)
-        assert torch.allclose(spoken(networks, [3, 1, 3, 9]), expected, atol=1e-6)
+        assert torch.allclose(spoken(networks, [3, 1, 3, 9]), networks.prediction_projection(whole), atol=1e-6)
 
 
 def test_changed_weights_are_noticed():
@@ -81,8 +80,7 @@ def test_dropout_is_off_while_decoding_and_back_afterwards():
     networks.output[2].eval()
     decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=4))
     frames = torch.randn(2, 8, ENCODER)
-    scores = {decoder.decode(frames, [8, 5])[0].best.score for _ in range(3)}
-    assert len(scores) == 1
+    assert len({decoder.decode(frames, [8, 5])[0].best.score for _ in range(3)}) == 1
     assert [part.training for part in networks.output] == [True, True, False]
 
 
@@ -109,8 +107,7 @@ def test_a_search_computes_in_the_precision_of_its_networks(name, layers):
         assert found[b].best.score == pytest.approx(unchanged[b].best.score, abs=0.2)
     assert [nbest.best.score for nbest in found] != [nbest.best.score for nbest in unchanged]
     if PRECISIONS[name][1]:  # nothing of it remains
-        after = ALSDPlusPlus(networks, config).decode(frames, lengths)
-        assert all_facts(after) == all_facts(unchanged)
+        assert all_facts(ALSDPlusPlus(networks, config).decode(frames, lengths)) == all_facts(unchanged)
 
 
 @pytest.mark.parametrize(

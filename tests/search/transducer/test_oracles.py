@@ -42,7 +42,6 @@ def late_only(pruning, fusion):
 @pytest.mark.parametrize("what", ["nothing", "lm", "priced", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_beam_wider_than_all_hypotheses_is_exact(durations, what, weighted):
-    """Every text with its probability summed over all alignments."""
     networks = TableNetworks(2, durations, seed=7, max_length=3)
     frames = random_frames(1, 3, seed=2)
     fusion = fusion_of(2, what)
@@ -84,12 +83,10 @@ def test_alsd_equals_plain_python(durations, what, pruning, weighted):
             beam_size=beam_size, n_best=beam_size, max_symbols=max_symbols, pruning_mode=pruning,
             blank_lm_score_mode=BLANK_MODES[weighted],
         )  # fmt: skip
-        nbest = ALSDPlusPlus(networks, config, fusion).decode(frames, [9])[0]
-        assert_same(nbest, expected, durations)
+        assert_same(ALSDPlusPlus(networks, config, fusion).decode(frames, [9])[0], expected, durations)
 
 
 def assert_same(nbest, expected, durations):
-    """Texts, scores, times and durations."""
     assert [tuple(path.tokens) for path in nbest] == [text for text, _, _ in expected]
     for path, (_, score, hypothesis) in zip(nbest, expected, strict=True):
         assert path.score == pytest.approx(score, abs=1e-3)
@@ -148,8 +145,7 @@ def test_aes_equals_plain_python(durations, what, pruning, weighted):
             maes_expansion_gamma=gamma, pruning_mode=pruning,
             blank_lm_score_mode=BLANK_MODES[weighted],
         )  # fmt: skip
-        nbest = AESPlusPlus(networks, config, fusion).decode(frames, [9])[0]
-        assert_same(nbest, expected, durations)
+        assert_same(AESPlusPlus(networks, config, fusion).decode(frames, [9])[0], expected, durations)
 
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
@@ -171,8 +167,6 @@ LENGTHS = [T, 0, 17]
 
 
 class Counting(TableNetworks):
-    """Counts the rows that the joint is asked for."""
-
     rows = 0
 
     def join(self, frames, predictions):

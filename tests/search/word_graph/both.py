@@ -75,9 +75,7 @@ NEPER = 0.4342944819  # log10(e)
 
 def rounded(table: Table) -> Table:
     """With costs that are whole numbers, so that there are ties."""
-    return {
-        gram: (-NEPER * round(-2.3 * prob), -NEPER * round(-2.3 * backoff)) for gram, (prob, backoff) in table.items()
-    }
+    return {gram: (-NEPER * round(-2.3 * prob), -NEPER * round(-2.3 * back)) for gram, (prob, back) in table.items()}
 
 
 @lru_cache(maxsize=16)
@@ -105,8 +103,7 @@ def everything(
     streams, frames = decoder.open(len(lengths), requests), log_probs.shape[1]
     for begin in range(0, frames, chunk or frames):
         end = min(begin + (chunk or frames), frames)
-        sizes = np.clip(np.array(lengths) - begin, 0, end - begin)
-        decoder.push(streams, log_probs[:, begin:end], sizes.tolist())
+        decoder.push(streams, log_probs[:, begin:end], np.clip(np.array(lengths) - begin, 0, end - begin).tolist())
     if isinstance(streams.engine, CUDAEngine):  # whose results have the tokens of best paths only
         known = streams.engine.utterances(range(len(lengths)))
     else:
@@ -120,8 +117,7 @@ def everything(
 
 
 def _tokens(utterance: Any) -> list[tuple[Any, ...]]:
-    names = ["key", "lm", "cost", "run", "probability"]
-    return sorted(utterance.tokens[names].tolist())
+    return sorted(utterance.tokens[["key", "lm", "cost", "run", "probability"]].tolist())
 
 
 def assert_equal_paged(graph, lms, log_probs, lengths, requests=None, chunk: int = 0, **options: Any):
@@ -142,5 +138,4 @@ def random_case(seed: int, *, coarse: bool = False, nested: bool = False, **opti
 def checked(test):
     """A test under the race checker: compiling the kernel once more without it would take longer."""
     test = pytest.mark.usefixtures("small_lists")(test)
-    runtime = [{"check": True}]
-    return pytest.mark.parametrize("emulated_runtime", runtime, indirect=True, ids=["checked"])(test)
+    return pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])(test)

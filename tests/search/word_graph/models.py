@@ -59,8 +59,7 @@ def fst_of(graph: WordGraph) -> Fst:
 
 def make(graph, *, vocab_size=VOCAB, blank_id=BLANK, boosting=None, lm_weight=1.0, pieces=None, **options):
     config = WFSTConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
-    fusion = Fusion(lm_weight=lm_weight, boosting=boosting)
-    return CudaWFST(graph, vocab_size, blank_id, config, fusion, pieces)
+    return CudaWFST(graph, vocab_size, blank_id, config, Fusion(lm_weight=lm_weight, boosting=boosting), pieces)
 
 
 def random_graph(
@@ -84,14 +83,12 @@ def random_graph(
 
     rows = []
     for state in range(states):
-        many = 4 * len(labels) if state in (0, states // 2) else int(rng.integers(1, 6))
-        for _ in range(many):
+        for _ in range(4 * len(labels) if state in (0, states // 2) else int(rng.integers(1, 6))):
             word = int(rng.integers(1, len(words))) if rng.random() < 0.4 else 0
             rows.append((state, rng.choice(labels) + 1, word, cost(), rng.integers(states)))
         if blank is not None:
             rows.append((state, blank + 1, 0, cost(), state))
-            label = rng.choice(labels)
-            rows.append((state, label + 1, 0, cost(), state))
+            rows.append((state, rng.choice(labels) + 1, 0, cost(), state))
         for _ in range(int(rng.integers(0, 3))):  # epsilons lead to higher states: no cycles
             if state + 1 < states:
                 word = int(rng.integers(0, len(words)))
@@ -105,10 +102,7 @@ def random_graph(
 
 # ---------------------------------------------- LMs, graphs and decoders for the tests of paged_biglm
 def lm_table(*, seed: int, order: int = 3, keep: float = 0.4, **options) -> Table:
-    """A random LM with the context of every n-gram, in which it never pays to back off.
-
-    Graphs take back-offs as epsilons; only for such an LM is the best path that of the LM's own costs.
-    """
+    """A random LM with all contexts, in which backing off never pays: a graph takes back-offs as epsilons."""
     drawn = toy_table(seed=seed, order=order, keep=keep, **options)
     table: Table = {}
     for gram, weights in drawn.items():
@@ -121,8 +115,7 @@ def _without_undercut(table: Table, gram, prob: float, backoff: float) -> tuple[
     """Weights with which backing off before the last word, or after it, costs no less than not to."""
     if len(gram) == 1:
         return prob - 2.0, backoff
-    backed_off = log10_prob(table, gram[:-1], gram[-1], len(gram))
-    return max(prob, backed_off - backoff + 0.02), backoff
+    return max(prob, log10_prob(table, gram[:-1], gram[-1], len(gram)) - backoff + 0.02), backoff
 
 
 def part_of(table: Table, *, seed: int, keep: float = 0.4) -> Table:
@@ -141,8 +134,6 @@ def part_of(table: Table, *, seed: int, keep: float = 0.4) -> Table:
 
 
 class LM:
-    """An LM in the forms that tests need."""
-
     def __init__(self, table: Table) -> None:
         self.table = table
         self.path = Path(mkdtemp()) / "lm.arpa"
@@ -161,7 +152,6 @@ def _graph(path: Path) -> WordGraph:
 
 @lru_cache(maxsize=8)
 def open_graph(path: Path) -> WordGraph:
-    """The graph of an LM with an open vocabulary, with labels for the pieces of unknown words."""
     unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
     return with_piece_labels(build_graph(path, toy_lexicon(), open_vocabulary=unknown, cache=False))
 
@@ -173,7 +163,6 @@ def random_lm(seed: int, **options) -> LM:
 
 @lru_cache(maxsize=4)
 def nested_pair(seed: int) -> tuple[LM, LM]:
-    """A small LM and a large one that has all its n-grams."""
     large = random_lm(seed, keep=0.7)
     return LM(part_of(large.table, seed=seed + 100)), large
 
@@ -206,7 +195,6 @@ class Whole(NamedTuple):
 
 
 def all_paths(lattice):
-    """Every path: of small lattices only."""
     graph = lattice.graph
     arcs, epsilons, finals = graph.arrays.arcs, graph.arrays.epsilons, graph.arrays.states["final_cost"]
     found = []

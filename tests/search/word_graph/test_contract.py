@@ -85,8 +85,7 @@ def test_a_path_that_cannot_go_on_is_named(backend, emulated_runtime):
     log_probs = random_log_probs(1, 4, len(PIECES) + 1, seed=1)
     log_probs[0, 0, 1:] = -np.inf  # ▁a, then a label that no word goes on with
     log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
-    message = r"log_probs\[0, 1\] makes every path through the graph impossible"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"log_probs\[0, 1\] makes every path through the graph impossible"):
         make(toy_graph(0), backend=backend).decode(log_probs, [4])
 
 
@@ -104,11 +103,9 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
 # ------------------------------------------------------------------------------ paged_biglm
 @pytest.mark.parametrize("which", ["large", "small"])
 def test_lms_that_cannot_score_all_words_are_named(which):
-    table = random_lm(1).table
-    lacking = LM({g: w for g, w in table.items() if not {"cab", "<unk>"} & set(g)})
+    lacking = LM({g: w for g, w in random_lm(1).table.items() if not {"cab", "<unk>"} & set(g)})
     lms = {"small": random_lm(1), "large": random_lm(2)} | {which: lacking}
-    message = rf"{which} .* has neither 1 words of the graph, such as 'cab', nor <unk>"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"{which} .* has neither 1 words of the graph, such as 'cab', nor <unk>"):
         make_paged(**lms, graph=random_lm(1).graph)
 
 

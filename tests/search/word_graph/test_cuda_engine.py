@@ -236,10 +236,7 @@ def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal", None])
 @checked
 def test_best_paths_and_final_costs_equal_the_cpu(monkeypatch, topology, seed):
-    """To the bit, where costs are equal too, of some streams and of all; `topology` None: with a large LM.
-
-    Streams end by epsilon records and words, in phrases that break off, or may not end.
-    """
+    """`topology` None: with a large LM. Streams end by epsilon records, in phrases that break off, or may not end."""
     monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
     graph, lms = random_case(seed, coarse=seed == 2, nested=seed == 1)
     boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0}, graph)
@@ -274,5 +271,4 @@ def test_static_shared_memory_is_left_free(tmp_path):
     EmulatedRuntime(cache=tmp_path).load(str(source), torch.device("cpu"))
     columns, most = 11_000, 90_000  # two rows fit just so without what the kernel takes for itself
     assert kernel_abi.shared_bytes(columns, 4, most)[1] == 2
-    own = cuda_engine.LargeLMKernels.static_shared_bytes
-    assert kernel_abi.shared_bytes(columns, 4, most - own)[1] == 1
+    assert kernel_abi.shared_bytes(columns, 4, most - cuda_engine.LargeLMKernels.static_shared_bytes)[1] == 1

@@ -47,7 +47,6 @@ def test_kernel_on_word_graphs_equals_the_cpu(topology, sharpness):
 @pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
 @pytest.mark.parametrize("seed", range(4))
 def test_kernel_on_random_graphs_equals_the_cpu(topology, seed):
-    """Any arcs, epsilon chains of several words, states with many arcs, costs below zero."""
     graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None)
     found = assert_equal(
         graph, log_probs_of(seed, 2, 12, 12, sharpness=1.5), [12, 9], vocab_size=11, blank_id=11,
@@ -140,8 +139,7 @@ def test_blank_may_be_any_column(blank_id):
 def test_kernel_with_any_block_size_equals_the_cpu(monkeypatch, threads):
     monkeypatch.setattr(kernel_abi, "THREADS", threads)
     graph = random_graph(1, columns=70)
-    log_probs = log_probs_of(1, 2, 6, 70)
-    assert_equal(graph, log_probs, [6, 4], vocab_size=69, blank_id=69, topology="normal", beam=9.0)
+    assert_equal(graph, log_probs_of(1, 2, 6, 70), [6, 4], vocab_size=69, blank_id=69, topology="normal", beam=9.0)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
@@ -181,7 +179,6 @@ def case(seed, topology="compact", **options):
 @pytest.mark.parametrize("difference", ["always", "never"])
 @pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
 def test_paged_kernel_on_random_graphs_equals_the_cpu(topology, difference):
-    """Epsilon chains of several words, states with many arcs, costs below zero; whole and in chunks."""
     for seed in range(2):
         tokens, _, works, *_ = assert_equal_paged(
             *case(seed, topology, nested=True), inputs_of(seed), [FRAMES, FRAMES - 3], topology=topology,
@@ -269,8 +266,7 @@ def test_paged_kernel_with_many_histories_in_one_state_equals_the_cpu():
     """So many that all threads sort them together."""
     graph, _ = case(0, states=6)
     lms = LM(lm_table(seed=1, words=WORDS)), LM(lm_table(seed=2, words=WORDS, order=4, keep=0.9))
-    log_probs = inputs_of(1, 7, sharpness=0.2)
-    tokens, *_ = assert_equal_paged(graph, lms, log_probs, [7, 2], beam=40.0, max_active=2000)
+    tokens, *_ = assert_equal_paged(graph, lms, inputs_of(1, 7, sharpness=0.2), [7, 2], beam=40.0, max_active=2000)
     keys = [key >> 32 for key, *_ in tokens[0]]
     assert max(map(keys.count, keys)) > kernel_abi.SORTED_BY_WARP
 

@@ -137,15 +137,13 @@ def inputs_of(seed, frames=8, columns=FEW, sharpness=1.0):
 
 
 def graph_of(seed, topology="compact", **shape):
-    blank = FEW - 1 if topology == "graph" else None
-    return random_graph(seed, columns=FEW, blank=blank, **shape)
+    return random_graph(seed, columns=FEW, blank=FEW - 1 if topology == "graph" else None, **shape)
 
 
 @in_small_blocks
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("lattice_beam", [1.0, 6.0])
 def test_kernel_on_random_graphs_equals_the_cpu(topology, lattice_beam):
-    """Epsilon chains, arcs that share a label, costs below zero; phrases in one of two utterances."""
     links = 0
     for seed in range(2):
         graph = graph_of(seed, topology)
@@ -173,8 +171,7 @@ def test_lattice_kernel_with_chunks_and_little_room_equals_the_cpu(monkeypatch, 
     options = {**SEARCH, "max_active": 30, "lattice": True}
     streams = (decoder := on_cuda(graph, **options)).open(2)
     for begin, end in ((0, 1), (1, 5), (5, 8)):
-        sizes = np.clip(np.array(lengths) - begin, 0, end - begin).tolist()
-        decoder.push(streams, log_probs[:, begin:end], sizes)
+        decoder.push(streams, log_probs[:, begin:end], np.clip(np.array(lengths) - begin, 0, end - begin).tolist())
         decoder.partial(streams)
     expected = on_cpu(graph, **options).decode(log_probs, lengths)
     found = decoder.close(streams)
@@ -200,8 +197,7 @@ def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk):
         for begin in range(0, frames, chunk):
             sizes = np.clip(np.array(lengths) - begin, 0, chunk).tolist()
             decoder.push(streams, log_probs[:, begin : begin + chunk], sizes)
-        known = streams.engine.utterances(range(2))
-        held.append(np.array([len(utterance.links) for utterance in known]))
+        held.append(np.array([len(utterance.links) for utterance in streams.engine.utterances(range(2))]))
         found = decoder.close(streams, rows=[1, 0])
         for row in (1, 0):
             decoder.reopen(streams, [row])
@@ -228,16 +224,14 @@ def test_a_refused_chunk_leaves_links_alone(monkeypatch, first_links):
     with pytest.raises(ValueError, match=r"log_probs\[1, 2, 3\] is nan"):
         decoder.push(streams, bad, [4, 4])
     decoder.push(streams, log_probs[:, 4:], [4, 1])
-    expected = decoder.decode(log_probs, [8, 5])
-    for ours, theirs in zip(decoder.close(streams), expected, strict=True):
+    for ours, theirs in zip(decoder.close(streams), decoder.decode(log_probs, [8, 5]), strict=True):
         assert_same_lattice(ours.lattice, theirs.lattice)
 
 
 @in_small_blocks
 def test_without_an_end_the_lattice_ends_anywhere():
     graph = WordGraph.from_fst(fst([(0, 1, 1, 0.1, 1), (1, 2, 2, 0.1, 2)], 3, [2]), ("<eps>", "a", "b"))
-    log_probs = random_log_probs(1, 1, 3, seed=0)
-    (nbest,) = assert_equal_lattices(graph, log_probs, [1], vocab_size=2, blank_id=2, n_best=3)
+    (nbest,) = assert_equal_lattices(graph, random_log_probs(1, 1, 3, seed=0), [1], vocab_size=2, blank_id=2, n_best=3)
     assert nbest.notes == (NO_END,)
     assert not nbest.lattice.reaches_end
     assert {path.text for path in nbest} == {"", "a"}

@@ -27,10 +27,6 @@ def labels(path):
     return tuple(word.label for word in path.words)
 
 
-def without_posterior(path):
-    return [word._replace(posterior=None) for word in path.words]
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_n_best_equals_that_of_all_paths(topology, seed):
@@ -66,7 +62,7 @@ def test_first_of_n_is_the_best_path(topology):
     plain = make(toy_graph(0), topology=topology, beam=12.0).decode(log_probs, lengths)
     many = make(toy_graph(0), topology=topology, beam=12.0, n_best=5, lattice=True).decode(log_probs, lengths)
     for one, nbest in zip(plain, many, strict=True):
-        assert without_posterior(nbest.best) == list(one.best.words)
+        assert [word._replace(posterior=None) for word in nbest.best.words] == list(one.best.words)
         assert nbest.best.score == pytest.approx(one.best.score, abs=1e-4)
         assert nbest.best.tokens.tolist() == one.best.tokens.tolist()
         assert nbest.best.frames.tolist() == one.best.frames.tolist()
@@ -101,16 +97,14 @@ def best_of_kaldi(lattice):
     for source, target, label, word, graph_cost, acoustic_cost in rows.tolist():
         weight = kaldifst.LatticeWeight(graph_cost, acoustic_cost)
         fst.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
-    path = kaldifst.shortest_path(fst)
-    _, _, words, weight = kaldifst.get_linear_symbol_sequence(path)
+    _, _, words, weight = kaldifst.get_linear_symbol_sequence(kaldifst.shortest_path(fst))
     return list(words), weight.value1, weight.value2
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_kaldifst_finds_the_best_path_in_the_lattice(topology):
     log_probs = random_log_probs(3, 20, len(PIECES) + 1, seed=6)
-    decoder = make(toy_graph(1), topology=topology, lattice=True, beam=15.0)
-    for nbest in decoder.decode(log_probs, [20, 11, 4]):
+    for nbest in make(toy_graph(1), topology=topology, lattice=True, beam=15.0).decode(log_probs, [20, 11, 4]):
         words, graph_cost, acoustic_cost = best_of_kaldi(nbest.lattice)
         assert words == list(labels(nbest.best))
         assert graph_cost + acoustic_cost == pytest.approx(-nbest.best.score, abs=1e-3)
@@ -118,8 +112,7 @@ def test_kaldifst_finds_the_best_path_in_the_lattice(topology):
 
 
 def test_kaldi_text_reads_as_written():
-    log_probs = random_log_probs(1, 8, len(PIECES) + 1, seed=6)
-    lattice = make(toy_graph(1), lattice=True).decode(log_probs, [8])[0].lattice
+    lattice = make(toy_graph(1), lattice=True).decode(random_log_probs(1, 8, len(PIECES) + 1, seed=6), [8])[0].lattice
     lines = lattice.to_kaldi_text("utt1").split("\n")
     assert lines[0] == "utt1"
     assert lines[-2:] == ["", ""]
@@ -127,15 +120,12 @@ def test_kaldi_text_reads_as_written():
     assert len(rows) == len(lattice.arcs())
     for row, (source, target, label, word, graph_cost, acoustic_cost) in zip(rows, lattice.arcs(), strict=True):
         assert [int(field) for field in row[:4]] == [source, target, label, word]
-        assert [float(cost) for cost in row[4].split(",")] == pytest.approx(
-            [graph_cost, acoustic_cost], rel=1e-4, abs=1e-6
-        )
+        assert list(map(float, row[4].split(","))) == pytest.approx([graph_cost, acoustic_cost], rel=1e-4, abs=1e-6)
     assert int(lines[-3]) == max(int(row[1]) for row in rows)
 
 
 def test_n_best_of_a_lattice_checks_the_number():
-    log_probs = random_log_probs(1, 5, len(PIECES) + 1, seed=6)
-    lattice = make(toy_graph(1), lattice=True).decode(log_probs, [5])[0].lattice
+    lattice = make(toy_graph(1), lattice=True).decode(random_log_probs(1, 5, len(PIECES) + 1, seed=6), [5])[0].lattice
     with pytest.raises(ValueError, match="n is 0"):
         lattice.n_best(0)
 
@@ -185,8 +175,7 @@ FRAMES = 25
 
 def faster(tlg, frames, beam=WIDE):
     kaldi = pytest.importorskip("kaldi_decoder")
-    options = kaldi.FasterDecoderOptions(beam=beam, max_active=50000, min_active=0)
-    decoder = kaldi.FasterDecoder(tlg, options)
+    decoder = kaldi.FasterDecoder(tlg, kaldi.FasterDecoderOptions(beam=beam, max_active=50000, min_active=0))
     decoder.decode(kaldi.DecodableCtc(frames))
     found, path = decoder.get_best_path()
     assert found

@@ -51,8 +51,7 @@ def test_lattices_are_those_of_lazy_composition(topology, lattice_beam):
         lazy, let = both(lms, topology=topology, lattice_beam=lattice_beam)
         boosting = build_word_boosting({"cab": 2.0, "a bb": 1.0}, lms[0].graph)
         for seed, request in enumerate((None, Request(boosting=boosting, boosting_weight=1.0), None)):
-            log_probs = random_log_probs(2, FRAMES, VOCAB + 1, seed=seed, sharpness=1.5)
-            given = log_probs, [FRAMES, 9], [request] * 2
+            given = random_log_probs(2, FRAMES, VOCAB + 1, seed=seed, sharpness=1.5), [FRAMES, 9], [request] * 2
             expected = lazy.decode(*given)
             assert_same_lattices(let.decode(*given), expected)
             links += sum(nbest.lattice.num_links for nbest in expected)
@@ -68,8 +67,7 @@ def test_the_best_path_of_a_lattice_is_that_of_the_search(group_size):
         alone = make_paged(*lms, **options).decode(log_probs, [40] * 16)
         found = make_paged(*lms, n_best=3, lattice_beam=4.0, **options).decode(log_probs, [40] * 16)
         assert [nbest.best.text for nbest in found] == [nbest.best.text for nbest in alone]
-        scores = [nbest.best.score for nbest in alone]
-        assert [nbest.best.score for nbest in found] == pytest.approx(scores, abs=1e-3)
+        assert [nbest.best.score for nbest in found] == pytest.approx([nbest.best.score for nbest in alone], abs=1e-3)
 
 
 def test_an_utterance_that_breaks_off_within_a_word_has_the_lattice_of_all_tokens():
@@ -102,8 +100,7 @@ def test_lattices_of_streams_are_those_of_whole_utterances(monkeypatch, first_no
         (stream,) = streams.engine._streams
         listed = max(listed, len(stream.lattice.links))
     expected = lazy.decode(log_probs, [frames])
-    closed = let.close(streams)
-    assert_same_lattices(closed, expected)
+    assert_same_lattices(let.close(streams), expected)
     assert_same_lattices(let.decode(log_probs, [frames]), expected)
     assert listed > 3
 

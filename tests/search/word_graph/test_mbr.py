@@ -64,10 +64,7 @@ def prefix_tree(texts):
 
 
 def assert_matches(found, errors, words, most_words):
-    """How many words of two texts can stand opposite each other, in an alignment with so many errors.
-
-    A word of a text is matched, replaced, or an error that the other text has no word for.
-    """
+    """How many words of two texts can stand opposite each other in an alignment with so many errors."""
     assert most_words - errors - 1e-9 <= found <= (words - errors) / 2 + 1e-9
 
 

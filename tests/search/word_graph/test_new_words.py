@@ -104,15 +104,13 @@ def test_graphs_of_other_versions_are_to_be_built_anew(tmp_path):
     save_graph(replace(graph, report=report), tmp_path / "old.graph")
     old = load_graph(tmp_path / "old.graph")
     log_probs = random_log_probs(1, 9, VOCAB + 1, seed=1)
-    expected = all_facts(make(graph).decode(log_probs, [9]))
-    assert all_facts(make(old).decode(log_probs, [9])) == expected
+    assert all_facts(make(old).decode(log_probs, [9])) == all_facts(make(graph).decode(log_probs, [9]))
     with pytest.raises(ValueError, match="does not say where words that it lacks begin: build it anew"):
         _ = make(old).opened_graph
 
 
 def test_both_lms_need_unk_for_new_words():
     small = small_lm(0)
-    table = {gram: value for gram, value in lm_table(seed=10).items() if "<unk>" not in gram}
-    decoder = make_paged(small, LM(table))
+    decoder = make_paged(small, LM({gram: value for gram, value in lm_table(seed=10).items() if "<unk>" not in gram}))
     with pytest.raises(ValueError, match=r"large .* has no <unk>, expected one for words that the graph lacks"):
         _ = decoder.opened_graph

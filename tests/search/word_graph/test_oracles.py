@@ -59,8 +59,7 @@ def test_best_path_equals_that_of_viterbi(topology, seed, open_vocabulary):
     graph = toy_graph(seed % 3, open_vocabulary=open_vocabulary)
     log_probs = random_log_probs(4, 14, len(PIECES) + 1, seed=seed)
     weights = {"lm_weight": 0.7, "acoustic_scale": 1.3}
-    results = make(graph, topology=topology, **weights).decode(log_probs, [14, 11, 6, 3])
-    for b, nbest in enumerate(results):
+    for b, nbest in enumerate(make(graph, topology=topology, **weights).decode(log_probs, [14, 11, 6, 3])):
         frames = log_probs[b, : nbest.num_frames].numpy()
         cost, words = viterbi(fst_of(graph), frames, len(PIECES), topology, **weights)
         if np.isinf(cost):
@@ -84,16 +83,14 @@ def test_a_narrow_beam_never_scores_better(topology):
         assert all(a <= b + 1e-4 for a, b in zip(narrow, wide, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("options", "beam"), [({}, 0.5), ({"composition": "lazy"}, 0.5), ({"composition": "let"}, 1.0)]
-)
-def test_min_active_keeps_tokens_outside_the_beam(options, beam):
+@pytest.mark.parametrize(("given", "beam"), [({}, 0.5), ({"composition": "lazy"}, 0.5), ({"composition": "let"}, 1.0)])
+def test_min_active_keeps_tokens_outside_the_beam(given, beam):
     """All tokens if there are fewer; the results are then those of a wide beam."""
     log_probs = random_log_probs(2, 30, len(PIECES) + 1, seed=8, sharpness=0.5)
 
     def decoder(**more):
-        if options:
-            return make_paged(random_lm(1), random_lm(20, keep=0.8), **options, **more)
+        if given:
+            return make_paged(random_lm(1), random_lm(20, keep=0.8), **given, **more)
         return make(toy_graph(1), **more)
 
     def counts(**more):
@@ -113,7 +110,7 @@ def test_min_active_keeps_tokens_outside_the_beam(options, beam):
     assert wider.mean() < 0.7 * wide.mean()
     assert sum(scores) <= sum(better)
     same, own = counts(beam=8.0, min_active=50000)
-    if options.get("composition") != "let":  # there the LM contexts of a group stay within the beam
+    if given.get("composition") != "let":  # there the LM contexts of a group stay within the beam
         assert own == best
     assert (same <= wide).all()
 
@@ -145,8 +142,7 @@ def two_words(first, second):
 def test_equal_paths_keep_the_first_arc():
     graph = two_words([(0, 1, 1, 1.0, 1)], [(0, 1, 2, 1.0, 1)])
     first = graph.words[graph.arrays.arcs["olabel"][0]]
-    path = make(graph, vocab_size=1, blank_id=1).decode(random_log_probs(1, 3, 2, seed=0), [3])[0].best
-    assert path.text == first
+    assert make(graph, vocab_size=1, blank_id=1).decode(random_log_probs(1, 3, 2, seed=0), [3])[0].best.text == first
 
 
 def test_penalty_behind_an_epsilon_does_not_prune():
@@ -169,20 +165,17 @@ def test_loops_of_ready_made_graphs_extend_only_their_token():
     decoder = make(graph, vocab_size=2, blank_id=2, topology="graph", n_best=2, lattice_beam=10.0)
     first, second = decoder.decode(log_probs, [2])[0]
     assert [(path.text, path.repeats.tolist()) for path in (first, second)] == [("w1", [2]), ("w2", [1])]
-    confidences = [float(path.token_confidence[0]) for path in (first, second)]
-    assert confidences == pytest.approx([0.7, 0.3])
+    assert [float(path.token_confidence[0]) for path in (first, second)] == pytest.approx([0.7, 0.3])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_words_are_spelled_by_their_tokens(topology):
     graph = toy_graph(2)
-    log_probs = random_log_probs(6, 40, len(PIECES) + 1, seed=3)
-    for nbest in make(graph, topology=topology).decode(log_probs, [40] * 6):
+    for nbest in make(graph, topology=topology).decode(random_log_probs(6, 40, len(PIECES) + 1, seed=3), [40] * 6):
         path, end = nbest.best, 0
         assert path.words
         for word in path.words:
-            spelled = tuple(PIECES[t] for t in path.tokens[word.first_token : word.end_token])
-            assert spelled in LEXICON[word.text]
+            assert tuple(PIECES[t] for t in path.tokens[word.first_token : word.end_token]) in LEXICON[word.text]
             assert word.first_token == end
             end = word.end_token
             assert word.start_frame == path.frames[word.first_token]
@@ -207,8 +200,7 @@ def test_parts_add_up_and_the_acoustic_part_is_the_alignments(topology):
         for token, frame, repeats, confidence in zip(
             path.tokens, path.frames, path.repeats, path.token_confidence, strict=True
         ):
-            mean = np.exp(row[frame : frame + repeats, token]).mean()
-            assert confidence == pytest.approx(mean, rel=1e-4)
+            assert confidence == pytest.approx(np.exp(row[frame : frame + repeats, token]).mean(), rel=1e-4)
 
 
 def test_long_streams_keep_their_precision():
@@ -256,8 +248,7 @@ def test_unknown_words_are_spelled():
 
 def test_several_unknown_words_are_told_apart_and_without_pieces_are_the_lms_symbol():
     pieces = ["▁a", "d", "▁a", "d", "c", "▁b", "d"]  # no words; bd begins cab's second spelling
-    graph = toy_graph(0, open_vocabulary=OPEN)
-    path = make(graph, pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
+    path = make(toy_graph(0, open_vocabulary=OPEN), pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
     assert path.text == "ad adc bd"
     path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
     assert path.text == "<unk>"
@@ -265,8 +256,7 @@ def test_several_unknown_words_are_told_apart_and_without_pieces_are_the_lms_sym
 
 def test_unknown_words_of_a_batch_are_spelled_by_their_own_tokens():
     """Those that begin an utterance, too, and after an utterance without words."""
-    spoken = [["▁a", "d"], [], ["▁a", "d", "c"], ["▁a", "d", "▁a", "d", "c"]]
-    rows = [sharp(pieces)[0] for pieces in spoken]
+    rows = [sharp(pieces)[0] for pieces in [["▁a", "d"], [], ["▁a", "d", "c"], ["▁a", "d", "▁a", "d", "c"]]]
     log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     found = make(toy_graph(0, open_vocabulary=OPEN), pieces=PIECES).decode(log_probs, [len(row) for row in rows])
     assert [nbest.best.text for nbest in found] == ["ad", "", "adc", "ad adc"]
@@ -310,8 +300,7 @@ def test_nested_lms_are_one_automaton_or_two(difference, composition):
     for seed in range(3):
         small, large = nested_pair(seed)
         log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
-        decoder = make_paged(small, large, difference=difference, composition=composition)
-        nbest = decoder.decode(log_probs, [FRAMES])[0]
+        nbest = make_paged(small, large, difference=difference, composition=composition).decode(log_probs, [FRAMES])[0]
         assert_best(nbest, expected_texts(small, large, log_probs[0], "compact"))
 
 
@@ -325,8 +314,7 @@ def test_static_graph_and_all_compositions_agree(topology, large_seed):
     decoders = [make_paged(small, large, topology=topology, composition=name) for name in COMPOSITIONS]
     decoders += [make_paged(small, large, topology=topology, kind=kind) for kind in ABLATIONS.values()]
     for decoder in decoders:
-        results = decoder.decode(log_probs, [25] * 16)
-        for ours, theirs in zip(results, static, strict=True):
+        for ours, theirs in zip(decoder.decode(log_probs, [25] * 16), static, strict=True):
             assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
             assert ours.best.text == theirs.best.text
             assert ours.best.parts.lm == pytest.approx(theirs.best.parts.lm, abs=2e-4)
@@ -379,8 +367,7 @@ def test_the_end_of_the_sentence_is_rescored():
     nbest = make_paged(small, LM(table)).decode(log_probs, [FRAMES])[0]
     expected = expected_texts(small, LM(table), log_probs[0], "compact")
     assert_best(nbest, expected)
-    plain = expected_texts(small, small, log_probs[0], "compact")
-    assert next(iter(expected)) != next(iter(plain))
+    assert next(iter(expected)) != next(iter(expected_texts(small, small, log_probs[0], "compact")))
 
 
 def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
@@ -390,8 +377,7 @@ def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
         expected = expected_texts(small, large, log_probs[0], "compact")
         least = next(iter(expected.values()))
         near = {text: cost for text, cost in expected.items() if cost < least + 5.9}
-        decoder = make_paged(small, large, n_best=400, lattice_beam=6.0)
-        nbest = decoder.decode(log_probs, [FRAMES])[0]
+        nbest = make_paged(small, large, n_best=400, lattice_beam=6.0).decode(log_probs, [FRAMES])[0]
         found = {tuple(path.text.split()): -path.score for path in nbest}
         assert len(near) > 5
         for text, cost in near.items():
@@ -410,8 +396,7 @@ def test_word_sequences_of_epsilons_are_looked_up_in_order():
     plain = CudaWFST(graph, 3, 3).decode(log_probs, [6])[0].best
     difference = sentence_cost(large.table, words) - sentence_cost(small.table, words)
     for composition in COMPOSITIONS:
-        config = PagedBigLMConfig(composition=composition)
-        decoder = PagedBigLM(graph, 3, 3, large.packed, small.packed, config)
+        decoder = PagedBigLM(graph, 3, 3, large.packed, small.packed, PagedBigLMConfig(composition=composition))
         best = decoder.decode(log_probs, [6])[0].best
         assert best.text == "zero one two"
         assert best.score == pytest.approx(plain.score - difference, abs=1e-4)
@@ -426,8 +411,7 @@ def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
     log_probs = random_log_probs(4, 15, VOCAB + 1, seed=6)
     native = make_paged(small, large, topology=topology, composition=composition)
     loaded = make_paged(small, large, graph=ready_made, topology="graph", composition=composition)
-    expected = native.decode(log_probs, [15] * 4)
-    for ours, theirs in zip(loaded.decode(log_probs, [15] * 4), expected, strict=True):
+    for ours, theirs in zip(loaded.decode(log_probs, [15] * 4), native.decode(log_probs, [15] * 4), strict=True):
         assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
         assert ours.best.text == theirs.best.text
 
@@ -456,8 +440,7 @@ def test_new_words_of_a_request_equal_the_definition(composition, backend, emula
         table = {gram: value for gram, value in lm_table(seed=seed).items() if len(gram) == 1 or "<unk>" not in gram}
         small, large = LM({**table, ("<unk>",): (-1.0, 0.0)}), random_lm(seed + 10, keep=0.7)
         graph, log_probs = open_graph(small.path), random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
-        speller = Speller(Vocabulary.from_pieces(PIECES), lm_weight)
-        boosting = build_word_boosting(NEW_WORDS, graph, speller=speller)
+        boosting = build_word_boosting(NEW_WORDS, graph, speller=Speller(Vocabulary.from_pieces(PIECES), lm_weight))
         options = {"graph": graph, "composition": composition, "backend": backend, "lm_weight": lm_weight}
         decoder = make_paged(small, large, pieces=PIECES, **options)
         best = decoder.decode(log_probs, [FRAMES], [Request(boosting=boosting, boosting_weight=1.0)])[0].best
@@ -466,8 +449,7 @@ def test_new_words_of_a_request_equal_the_definition(composition, backend, emula
         assert best.parts.acoustic < 0
         spelled = [w.text if w.text in graph.word_ids or w.text in NEW_WORDS else "<unk>" for w in best.words]
         assert spelled == list(text)
-        plain = make_paged(small, large, **options).decode(log_probs, [FRAMES])[0].best
-        assert plain.score <= best.score + 1e-4
+        assert make_paged(small, large, **options).decode(log_probs, [FRAMES])[0].best.score <= best.score + 1e-4
         found |= set(spelled) & set(NEW_WORDS)
     assert found == set(NEW_WORDS)
 
@@ -483,8 +465,7 @@ def test_piece_labels_are_not_scored_as_words(composition, backend, emulated_run
     """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
     small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))
     graph, log_probs = open_graph(small.path), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)
-    unknown = OpenVocabulary(0.5, 0.5, (0, 1))
-    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=unknown, cache=False)
+    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=OpenVocabulary(0.5, 0.5, (0, 1)), cache=False)
     boosting = build_word_boosting({"ad": 15.0, "bb ad": 8.0}, graph, speller=Speller(Vocabulary.from_pieces(PIECES)))
     options = {"graph": graph, "composition": composition, "backend": backend}
     found = make_paged(small, small, boosting=boosting, **options).decode(log_probs, [FRAMES] * 2)

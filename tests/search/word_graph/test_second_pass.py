@@ -36,8 +36,7 @@ pytestmark = pytest.mark.slow
 
 def small_lattice(seed, *, topology="compact", frames=7, beam=4.0, requests=None, **options):
     decoder = make(toy_graph(seed), topology=topology, lattice=True, lattice_beam=beam, **options)
-    log_probs = random_log_probs(1, frames, len(PIECES) + 1, seed=seed)
-    return decoder, decoder.decode(log_probs, [frames], requests)[0]
+    return decoder, decoder.decode(random_log_probs(1, frames, len(PIECES) + 1, seed=seed), [frames], requests)[0]
 
 
 # ----------------------------------------------------------------------------------- rescoring
@@ -50,8 +49,7 @@ def test_rescored_lattices_are_their_paths_rescored(topology, seed, lm_share):
     paths = all_paths(nbest.lattice)
 
     def cost(path):
-        kept = path.cost - (1 - lm_share) * 0.8 * path.graph_cost
-        return kept + weight * sentence_cost(lm.table, path.words)
+        return path.cost - (1 - lm_share) * 0.8 * path.graph_cost + weight * sentence_cost(lm.table, path.words)
 
     expected = least(paths, cost)
     second = nbest.lattice.rescored(lm.packed, weight, lm_share=lm_share)
@@ -68,8 +66,7 @@ def test_rescored_lattices_are_their_paths_rescored(topology, seed, lm_share):
 
 
 def test_boosting_outlives_rescoring():
-    graph = toy_graph(1)
-    requests = [Request(boosting=build_word_boosting({"cab": 2.5}, graph))]
+    requests = [Request(boosting=build_word_boosting({"cab": 2.5}, toy_graph(1)))]
     decoder, nbest = small_lattice(1, requests=requests, beam=6.0)
     second = decoder.n_best(nbest.lattice.rescored(random_lm(3).packed, 1.0), 50)
     boosted = [path for path in second if "cab" in path.text.split()]
@@ -188,8 +185,7 @@ def test_max_states_reduces_the_lattice_beam():
         assert 0 <= lattice.beam < 9.0
         assert lattice.num_states <= max(max_states, 6) + 1
         found = by_text(lattice)
-        inside = {words for words, sequence in whole.items() if sequence.cost <= least_cost + lattice.beam}
-        assert set(found) == inside
+        assert set(found) == {words for words, sequence in whole.items() if sequence.cost <= least_cost + lattice.beam}
         seen.add(len(found))
     assert len(seen) > 2
     with pytest.raises(ValueError, match="max_states is 0"):
@@ -292,9 +288,7 @@ def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk, paged):
         return decoder.close(streams)[0].lattice, sizes
 
     lattice, sizes = streamed()
-    monkeypatch.setattr(
-        cpu_engine, "grown_links", lambda links, counters, beam: grown(links, int(counters["links"][0]))
-    )
+    monkeypatch.setattr(cpu_engine, "grown_links", lambda links, counts, beam: grown(links, int(counts["links"][0])))
     everything, unpruned = streamed()
     assert_same_lattice(lattice, everything)
     assert sizes[-1] <= unpruned[-1] / 4
@@ -303,10 +297,7 @@ def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk, paged):
 @pytest.mark.usefixtures("emulated_runtime", "small_blocks")
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backend):
-    """Words and short silences: no more links for a chunk late than early, with those that may be pruned next.
-
-    A GPU holds those of the last frames, in an array that does not grow.
-    """
+    """Words and short silences. A GPU holds the links of the last frames, in an array that does not grow."""
     monkeypatch.setattr(cuda_engine, "FIRST_LINKS", 1024)
     chunks = [random_log_probs(1, 20, len(PIECES) + 1, seed=seed, sharpness=4.0) for seed in range(50)]
     for chunk in chunks:
@@ -361,5 +352,4 @@ def test_a_running_stream_has_alternatives(composition):
         assert len({path.text for path in many}) == len(many) == 4
         assert [path.score for path in many] == sorted((path.score for path in many), reverse=True)
     decoder.push(streams, log_probs[:, 8:], [6, 0])
-    whole = decoder.decode(log_probs, [14, 5])
-    assert all_facts(decoder.close(streams)) == all_facts(whole)
+    assert all_facts(decoder.close(streams)) == all_facts(decoder.decode(log_probs, [14, 5]))

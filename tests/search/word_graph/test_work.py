@@ -162,10 +162,8 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
     decoder = make_paged(small, large, composition=composition, topology="normal")
     for seed in range(3):
         log_probs = log_probs_of(seed, batch=1, frames=frames)
-        labelled = all_texts(fst_of(graph), log_probs[0].numpy(), BLANK, "normal")
-        texts = {
-            tuple(graph.words[w] for w in text): cost - earned(text, by_labels) for text, cost in labelled.items()
-        }
+        listed = all_texts(fst_of(graph), log_probs[0].numpy(), BLANK, "normal")
+        texts = {tuple(graph.words[w] for w in text): cost - earned(text, by_labels) for text, cost in listed.items()}
         text, cost = next(iter(rescored(texts, small.table, large.table, 1.0).items()))
         path = decoder.decode(log_probs, [frames], [Request(boosting=boosting)])[0].best
         assert path.score == pytest.approx(-cost, abs=2e-4)
@@ -222,7 +220,6 @@ def coarse(seed: int, **options) -> LM:
 
 
 def steps_of(back_pointers, token):
-    """The path of a token."""
     count = count_back_pointers(back_pointers, token["back_pointer"])
     steps = Steps(*np.empty((4, count), np.int32), np.empty(count, np.float32))
     trace_back(back_pointers, token, *steps, 0)
@@ -230,10 +227,7 @@ def steps_of(back_pointers, token):
 
 
 def read(decoder, log_probs, request, rng=None):
-    """What each frame brings: the groups, and the contexts of those that matter for results.
-
-    With `rng`, the tokens are shuffled before each frame.
-    """
+    """The groups of each frame, and the contexts that matter. With `rng`, tokens are shuffled before each frame."""
     config, seen = decoder.config, []
     utterance = new_let_stream(decoder._models_of(decoder.open(1, [request]).fusion, 0))
     space = new_let_workspace(config.max_active, VOCAB + 1)
@@ -313,10 +307,7 @@ def test_lookahead_keeps_words_beyond_the_beam():
 
 @pytest.mark.parametrize("composition", [None, "lazy", "let"])
 def test_partial_results_of_long_streams_look_at_the_last_words_only(monkeypatch, composition):
-    """Back-pointers that are traced back, and tokens that are put together, per partial result: as many late as early.
-
-    And records that are kept: back-pointers, and the nodes of "let".
-    """
+    """Back-pointers traced back, tokens put together, records and nodes kept: as many late as early."""
     small, large = nested_pair(0)
     decoder = make(toy_graph(0), beam=9.0)
     if composition is not None:
@@ -357,8 +348,7 @@ def kinds_of_graphs(folder):
     graph = toy_graph(1)
     for topology in ("compact", "normal"):
         write_tlg(fst_of(graph), topology, BLANK, len(PIECES), folder / f"{topology}.fst")
-        ready_made = load_fst_graph(folder / f"{topology}.fst", graph.words)
-        yield make(ready_made, topology="graph", beam=8.0), VOCAB + 1
+        yield make(load_fst_graph(folder / f"{topology}.fst", graph.words), topology="graph", beam=8.0), VOCAB + 1
     for word_cost in (0.5, 3.0):
         unknown = OpenVocabulary(word_cost=word_cost, piece_cost=0.5)
         yield make(toy_graph(0, open_vocabulary=unknown), pieces=PIECES, beam=8.0), VOCAB + 1
