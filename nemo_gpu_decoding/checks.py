@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger("nemo_gpu_decoding")
+K = TypeVar("K")
 
 MOST_FAULTS = 3  # listed in a message
+_MOST_SHOWN = 200  # characters of a value in a message
 MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow or factors become 0
 
 
@@ -33,7 +35,9 @@ class FieldError(ValueError):
 
     def __init__(self, field: str, value: Any, expected: str, note: str = "") -> None:
         space = " " if note and not note.startswith(",") else ""
-        super().__init__(f"{field} is {value!r}{space}{note}, expected {expected}")
+        shown = repr(value)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+        super().__init__(f"{field} is {shown}{space}{note}, expected {expected}")
         self.field, self.value, self.expected, self.note = field, value, expected, note
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +120,14 @@ def check_indices(name: str, values: Any, size: int) -> None:
 def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
     """Raise a FieldError unless `value` is of class `kind`; `made_by` tells the user how to make such an object."""
     if not isinstance(value, kind):
-        raise FieldError(field, value, f"a {kind.__name__}{made_by}")
+        raise FieldError(field, value, f"a {getattr(kind, '__name__', kind)}{made_by}")
+
+
+def given_or_default(field: str, value: K | None, kind: type[K]) -> K:
+    """Return `value`, or `kind()` for None; raise a FieldError unless the value is of class `kind`."""
+    value = kind() if value is None else value
+    check_kind(field, value, kind)
+    return value
 
 
 class NothingLeftError(ValueError):

@@ -1,11 +1,14 @@
 """Resolve file names that users give, read text files with errors that name the line, and format tables."""
 
+import codecs
 import os
 import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from urllib.parse import unquote
+
+from nemo_gpu_decoding.checks import warn_once
 
 
 def path_of(name: str | PathLike[str]) -> Path:
@@ -29,10 +32,8 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
         ValueError: a line is not UTF-8.
         OSError: the file cannot be read.
     """
-    lines = lines_of(path)
-    if not lines[-1]:
-        lines.pop()  # no text after the last line break
-    return [_decoded(line, f"{path if name is None else name}, line {i}") for i, line in enumerate(lines, 1)]
+    shown = path if name is None else name
+    return [decoded(line, f"{shown}, line {i}: ") for i, line in enumerate(lines_of(path), 1)]
 
 
 def lines_of(path: str | PathLike[str]) -> list[bytes]:
@@ -43,15 +44,35 @@ def lines_of(path: str | PathLike[str]) -> list[bytes]:
     content = content.removeprefix(b"\xef\xbb\xbf")
     if b"\n" not in content:  # of old programs of macOS
         content = content.replace(b"\r", b"\n")
-    return content.split(b"\n")
+    return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
-def _decoded(line: bytes, where: str) -> str:
+def decoded(line: bytes, where: str = "") -> str:
+    r"""Return a line as text without "\r"; raise a ValueError that begins with `where` if it is not UTF-8."""
     try:
         return line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         wrong = line[error.start]
-        raise ValueError(f"{where}: byte {wrong:#04x} at {error.start + 1}, expected UTF-8 text") from None
+        raise ValueError(f"{where}byte {wrong:#04x} at {error.start + 1}, expected UTF-8 text") from None
+
+
+def as_utf8(content: bytes, name: str) -> bytes:
+    """Return a text in UTF-8. Bytes that are no UTF-8 are read as Latin-1, with one warning for the file `name`."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        warn_once(f"{name} is not UTF-8: its other bytes are read as Latin-1")
+        return content.decode("utf-8", "latin-1").encode()
+    return content
+
+
+def _latin_1(error: UnicodeError) -> tuple[str, int]:
+    """Return the text of bytes that are no UTF-8, and where they end."""
+    assert isinstance(error, UnicodeDecodeError)
+    return error.object[error.start : error.end].decode("latin-1"), error.end
+
+
+codecs.register_error("latin-1", _latin_1)
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -14,7 +14,7 @@ from operator import itemgetter
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_kind
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.words import has_unspaced, is_border
 
@@ -99,9 +99,10 @@ class Vocabulary:
         Raises:
             ValueError: the pieces are no texts, or have no word marks.
         """
-        if not isinstance(pieces, Iterable) or not all(isinstance(piece, str) for piece in pieces):
+        texts = tuple(pieces) if isinstance(pieces, Iterable) else (pieces,)
+        if not all(isinstance(text, str) for text in texts):
             raise FieldError("pieces", pieces, "a list of texts")
-        return cls(tuple(pieces), kind or _guess_kind(pieces), encode)
+        return cls(texts, kind or _guess_kind(texts), encode)
 
     @classmethod
     def from_sentencepiece(cls, model: str | PathLike[str] | Any) -> Vocabulary:
@@ -249,6 +250,7 @@ class Vocabulary:
 
     def _fitted(self, text: str, language: str | None, written: str = "") -> tuple[str, Segmentation]:
         """Return the first Unicode form that the pieces can spell, and its tokens; errors quote the text `written`."""
+        check_kind("text", text, str)
         words = " ".join(text.split())
         if not words:
             raise ValueError("text is empty, expected at least one word")

@@ -204,22 +204,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1970,
-    "cli": 2084,
+    "(root)": 1991,
+    "cli": 2085,
     "cluster": 447,
-    "compat": 990,
+    "compat": 994,
     "cuda": 958,
-    "fusion": 2091,
-    "graph": 1605,
+    "fusion": 2104,
+    "graph": 1606,
     "live": 1276,
-    "lm": 1879,
+    "lm": 1881,
     "nemo_plugin": 3758,
-    "search": 11180,
+    "search": 11181,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42256
+PACKAGE_LINES = 42319
 PACKAGE_FILES = 189
-TESTS_LINES = 38936
+TESTS_LINES = 38998
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

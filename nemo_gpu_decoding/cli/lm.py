@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from codecs import BOM_UTF8
@@ -39,9 +38,9 @@ MANIFEST_SUFFIXES = (".json", ".jsonl")
 class BuildLMOptions:
     """Options of `build-lm`."""
 
-    # Text, plain or gzipped, UTF-8, one sentence per line: a file or a list [a.txt,b.txt.gz]. Of NeMo manifests
-    # (.json, .jsonl) the field text is read. The text is not normalised: convert it to the letter case and spelling of
-    # the model's transcripts first.
+    # Text, plain or compressed by gzip, xz or bzip2, UTF-8, one sentence per line: a file or a list [a.txt,b.txt.gz].
+    # Of NeMo manifests (.json, .jsonl) the field text is read. The text is not normalised: convert it to the letter
+    # case and spelling of the model's transcripts first.
     text: Any = None
     # Instead of text: the LM that an RNN-T or TDT model has learnt, a bigram over its tokens, estimated from its
     # prediction network. Subtract it as source_lm if the training text is not available.
@@ -124,12 +123,14 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
     Lines that cannot be read or spelled are left out with one warning.
     """
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
+    from nemo_gpu_decoding.lm.arpa import opener_of
     from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK
 
     reserved, kept = {UNK, BOS, EOS}, 0
     faults: list[str] = []
     for name in files:
-        opened = gzip.open if name.endswith(".gz") else open
+        with open(name, "rb") as start:
+            opened = opener_of(start.read(8))
         is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
         with opened(name, "rb") as file, tqdm(unit=" lines", desc=name, disable=None) as bar:
             for number, line in enumerate(file, 1):

@@ -33,7 +33,7 @@ class Alphabet:
     The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
 
     Args:
-        labels: labels in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
+        labels: labels in this form; `build_alphabet` converts the labels of a model. Several may be blanks or unknown.
         is_bpe: whether the labels are BPE pieces.
         names: the labels as the model spells them, for messages; None means `labels`.
 
@@ -43,7 +43,8 @@ class Alphabet:
 
     def __init__(self, labels: Sequence[str], is_bpe: bool, names: Sequence[str] | None = None) -> None:
         self._labels, self.is_bpe, self._names = list(labels), is_bpe, labels if names is None else names
-        if double := next((label for i, label in enumerate(labels) if label and label in labels[:i]), None):
+        single = [label for label in labels if label not in (BLANK, UNK_TOKEN, UNK_BPE_TOKEN)]  # others may be several
+        if double := next((label for i, label in enumerate(single) if label in single[:i]), None):
             raise ValueError(f"labels has {double!r} twice, expected different labels")
         if BLANK not in self._labels:
             raise ValueError("labels has no blank, expected one label ''")

@@ -52,7 +52,6 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 LN10 = math.log(10)
 ATTRIBUTES, UNIGRAMS = "attrs.json", "unigrams.txt"  # files of pyctcdecode, beside the LM
-LM_SUFFIXES = (".arpa", ".bin", ".binary", ".gz")
 
 
 class LanguageModel:
@@ -227,12 +226,10 @@ class LanguageModel:
             ValueError: the folder does not have these three files, or has others.
         """
         names = [name for name in os.listdir(folder) if not name.startswith((".", "__"))]
-        models = [name for name in names if name.endswith(LM_SUFFIXES)]
-        if len(names) != 3 or len(models) != 1 or not {ATTRIBUTES, UNIGRAMS} < set(names):
-            raise ValueError(
-                f"{os.fspath(folder)} has the files {sorted(names)}, expected {ATTRIBUTES}, {UNIGRAMS} and an LM "
-                f"({', '.join(LM_SUFFIXES)})"
-            )
+        models = [name for name in names if name not in (ATTRIBUTES, UNIGRAMS)]
+        if len(names) != 3 or len(models) != 1:
+            expected = f"{ATTRIBUTES}, {UNIGRAMS} and an LM"
+            raise ValueError(f"{os.fspath(folder)} has the files {sorted(names)}, expected {expected}")
         found = {"json_attrs": ATTRIBUTES, "unigrams": UNIGRAMS, "kenlm": models[0]}
         return {key: os.path.join(folder, name) for key, name in found.items()}
 

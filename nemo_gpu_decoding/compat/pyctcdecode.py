@@ -20,6 +20,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet, spellings
 from nemo_gpu_decoding.compat.language_model import LanguageModel, hotword_automaton
 from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, WordSearch, aligned_score, likely_of, log_probs_of
@@ -273,6 +274,7 @@ class BeamSearchDecoderCTC:
             state: the LM's state before the utterances. Each of its tokens is a frame, and a blank follows.
         """
         log_probs = [self._log_probs(name, logits) for name, logits in named.items()]
+        check_kind("lm_start_state", LMState(()) if state is None else state, LMState, ": an OutputBeam has it")
         tokens = [] if self._language_model is None or state is None else list(state.tokens)
         if tokens and self._alphabet.separator is not None:
             tokens.append(self._alphabet.separator)
@@ -337,8 +339,12 @@ class BeamSearchDecoderCTC:
         Raises:
             ValueError: the shape is wrong; the message has `name`.
         """
-        values = logits if isinstance(logits, np.ndarray) else torch.as_tensor(logits).detach().cpu().float().numpy()
         columns = len(self._alphabet.labels)
+        try:
+            is_array = isinstance(logits, np.ndarray) and logits.dtype.kind in "fiu"
+            values = logits if is_array else torch.as_tensor(logits).detach().cpu().float().numpy()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FieldError(name, logits, f"numbers [T, {columns}]") from error
         if values.ndim != 2 or values.shape[1] != columns:
             shape = f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]"
             raise ValueError(f"{shape}: one column per label; {self._alphabet.note}")
@@ -391,9 +397,9 @@ def _read(
     """Check the options of a call and return them; raise a FieldError for an invalid value."""
     check_int("beam_width", beam_width, 1, 1 << 30)
     check_number("hotword_weight", hotword_weight, negative=True)
-    if not -math.inf < beam_prune_logp < 0:
+    if not isinstance(beam_prune_logp, Real) or not -math.inf < beam_prune_logp < 0:
         raise FieldError("beam_prune_logp", beam_prune_logp, "a finite number < 0")
-    if math.isnan(token_min_logp):
+    if not isinstance(token_min_logp, Real) or math.isnan(token_min_logp):
         raise FieldError("token_min_logp", token_min_logp, "a number")
     given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
     is_one_list = all(isinstance(phrase, str) for phrase in given)

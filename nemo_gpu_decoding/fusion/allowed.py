@@ -127,9 +127,11 @@ def allowed_tokens(
         FieldError: no letter of the vocabulary belongs to a script, or a token is not in the vocabulary.
     """
     check_kind("vocabulary", vocabulary, Vocabulary)
-    for name, given in (("tokens", tokens), ("texts", texts)):
-        if isinstance(given, str):
+    lists = [given if isinstance(given, str) else list(given or ()) for given in (scripts, tokens, texts)]
+    for name, given in zip(("scripts", "tokens", "texts"), lists, strict=True):
+        if isinstance(given, str) or not all(isinstance(item, str) for item in given):
             raise FieldError(name, given, "a list of texts")
+    scripts, tokens, texts = lists
     letters = [list(_scripts_of(vocabulary.text([i]))) for i in range(len(vocabulary))]
     names = _checked_names(scripts, frozenset().union(*itertools.chain(*letters)))
     is_allowed = [all(own & names for own in of_token) for of_token in letters]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out, warn_once
+from nemo_gpu_decoding.checks import FieldError, check_kind, given_or_default, leave_out, warn_once
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.ngram import load_nemo_automaton
@@ -209,9 +209,8 @@ def build_boosting_tree(
         ValueError: no phrases are left; a phrase has a character that is not in the vocabulary; a phrase
             has a negative weight with refund "nemo"; the config names phrases, too.
     """
-    config = config or BoostingConfig()
+    config = given_or_default("config", config, BoostingConfig)
     check_kind("vocabulary", vocabulary, Vocabulary)
-    check_kind("config", config, BoostingConfig)
     if _is_no_list(phrases):
         raise ValueError(f"phrases is a {type(phrases).__name__}, expected a list of phrases")
     if not config.is_empty:

@@ -48,7 +48,8 @@ class Fusion:
     def check_rules(self) -> None:
         check_lm_pool(self.lm_pool, self.lm_pool_weights)
         if self.grammar is not None and self.boosting is not None:
-            raise FieldError("boosting", self.boosting.name, "None", "with a grammar, which has all sentences")
+            given = getattr(self.boosting, "name", self.boosting)
+            raise FieldError("boosting", given, "None", "with a grammar, which has all sentences")
         if self.source_lm is None:
             if self.source_lm_weight:
                 note = f"with source_lm_weight {self.source_lm_weight}"
@@ -126,6 +127,7 @@ class Request:
 def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:
     """Raise a FieldError unless all LM names are usable, and every weight is > 0 and belongs to an LM."""
     check_kind("lm_pool", pool, Mapping)
+    check_kind("lm_pool_weights", weights, Mapping)
     for name in pool:
         if not isinstance(name, str) or not name.strip() or name == NO_LM:
             raise FieldError("lm_pool", name, f"names of LMs: texts that are not blank, and not '{NO_LM}'")

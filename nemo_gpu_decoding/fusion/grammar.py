@@ -73,14 +73,17 @@ def build_grammar(
         check_number("price", price, above_zero=True)
     check_kind("vocabulary", vocabulary, Vocabulary)
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-        raise FieldError("grammar", str(sentences)[:MOST_SHOWN], "a list of sentences")
+        raise FieldError("grammar", sentences, "a list of sentences")
     arguments = tuple(sentences), vocabulary, price, most_letters
+    for text in arguments[0]:
+        if not isinstance(text, str):
+            raise FieldError("grammar", text, "sentences: texts")
     return cached(("grammar", *arguments), partial(_build, *arguments))
 
 
 def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_letters: int) -> Grammar:
     tokens = _Tokens(vocabulary)
-    others = [text for text in texts if isinstance(text, str) and text.strip().lower() in OTHER_SPEECH]
+    others = [text for text in texts if text.strip().lower() in OTHER_SPEECH]
     if others and price == math.inf:
         price = OTHER_PRICE
         logger.warning("grammar has %r, other speech: grammar_price is %g in place of inf", others[0], price)
@@ -162,10 +165,8 @@ class _Sentences:
             self.after[self.begin] |= self.after[self.after[self.begin][separator]]
 
 
-def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
+def _words_of(sentence: str, tokens: _Tokens) -> list[str]:
     """Return the letters of each word in a sentence, without letter case and punctuation."""
-    if not isinstance(sentence, str) or not sentence.strip():
-        raise FieldError("grammar", sentence, "sentences: texts that are not blank")
     if sentence.lstrip().startswith(JSGF):
         raise FieldError("grammar", sentence[:MOST_SHOWN], "a list of sentences, without rules of JSGF")
     words = sentence.split()
@@ -178,6 +179,8 @@ def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
         for letter in letters:
             if letter not in tokens.alphabet:
                 raise ValueError(f"{word!r} has the character {letter!r}, which is in no token of the model")
+    if not any(spelled):
+        raise ValueError(f"{sentence!r} has no letters")
     return spelled
 
 

@@ -24,18 +24,20 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
 
-from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, check_number, leave_out, warn_once
-from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, NothingLeftError, check_number, leave_out, warn_once
+from nemo_gpu_decoding.plain_text import decoded, lines_of
+from nemo_gpu_decoding.vocabulary import WORD_START
 from nemo_gpu_decoding.words import is_unspaced, joined, words_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 LARGE_WEIGHT = 5.0
 MOST_SHOWN = 80  # characters of a value in a message
-# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; "phrase 2.0", "phrase,20"; CSV, JSON
+# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; "phrase 2.0", "phrase,20"; CSV, JSON; sherpa's tokens
 _OTHER_FORMAT = re.compile(
-    r"(?P<text>.*\S)(?:\s+:|\s*\t\s*)(?P<weight>-?\d+(?:\.\d+)?)(?:\s+[#@]\S+)*|[\[{]\s*\".*"
-    r"|.*[^\W\d]\"?(?:[\s,;|:=^*(\[#][\s\"=>(\[#]*-?\d+\.\d+|[,;|:=^*][\s\"]*-?\d+)[\"\])]?",
+    r"(?P<text>.*?\S)(?:\s+[#@]\S+)*(?:\s+:|\s*\t\s*)(?P<weight>-?\d+(?:\.\d+|,\d\d?)?)(?:\s+[#@]\S+)*"
+    r"|.*[^\W\d]\"?(?:[\s,;|:：=^*(\[#][\s\"=>(\[#]*-?\d+[.,]\d+|[,;|:：=^*][\s\"]*-?\d+)[\"\])]?"
+    r"|.*\s[#@]\S+|[\[{]\s*\".*|.*▁.*",
     re.DOTALL,
 )
 
@@ -117,20 +119,26 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
     """Return the phrases in a UTF-8 phrase file.
 
     A line is a phrase, optionally followed by its weight and its aliases, each after a tab. The weight may be blank.
-    Blank lines and duplicates are skipped with one warning, and so are lines whose weight is no finite number.
+    Blank lines and duplicates are skipped with one warning, and so are lines that are not UTF-8 or whose weight is no
+    finite number.
 
     Raises:
-        ValueError: no line is left, or the file is not UTF-8; the message names file and line.
+        ValueError: no line is left; the message names file and line.
     """
     phrases, faults = [], []
-    for number, line in enumerate(read_lines(path), 1):
-        text, weight, *aliases = (part.strip() for part in f"{line}\t".split("\t"))
+    for number, line in enumerate(lines_of(path), 1):
         try:
-            phrases.append(Phrase(text, float(weight) if weight else None, None, tuple(filter(None, aliases))))
+            text, weight, *aliases = (part.strip() for part in (decoded(line) + "\t").split("\t"))
+            phrases.append(Phrase(text, _number(weight) if weight else None, None, tuple(filter(None, aliases))))
         except ValueError as error:
             faults.append(f"line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases")
     leave_out(str(path), faults, len(phrases), "lines")
     return without_repetitions(phrases, str(path))
+
+
+def _number(text: str) -> float:
+    """Return the number in a text; "2,5" is 2.5."""
+    return float(re.sub(r",(?=\d\d?$)", ".", text))
 
 
 def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
@@ -146,9 +154,12 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
         if other_format and "\t" not in phrase.text:
             others.append(" ".join(phrase.text.split()))
         if other_format and other_format["weight"]:
-            phrase = replace(phrase, text=other_format["text"], weight=float(other_format["weight"]))
+            phrase = replace(phrase, text=other_format["text"], weight=_number(other_format["weight"]))
+        if WORD_START in phrase.text:
+            phrase = replace(phrase, text="".join(phrase.text.split()).replace(WORD_START, " "))
         text, *spellings = " ".join(phrase.text.split()).split("_")
-        if text.replace(" ", "") in [spelling.replace(" ", "") for spelling in spellings if text]:  # NeMo's CTC-WS
+        forms = [spelling.replace(" ", "").lower() for spelling in (text, *spellings)]
+        if text and forms[0] in forms[1:]:  # NeMo's CTC-WS
             phrase = replace(phrase, aliases=(*phrase.aliases, *(alias for alias in spellings if alias != text)))
         else:
             text = "_".join([text, *spellings])
@@ -173,7 +184,7 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
     if blank or duplicate:
         logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
     if not kept:
-        raise ValueError(f"{name} has no phrases, expected at least one")
+        raise NothingLeftError(f"{name} has no phrases, expected at least one")
     return list(kept.values())
 
 

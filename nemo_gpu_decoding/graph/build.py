@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar, with_exact_backoff
@@ -80,6 +80,8 @@ def build_graph(
     """
     if not isinstance(lexicon, Lexicon | Vocabulary):
         raise FieldError("lexicon", lexicon, "a Lexicon or a Vocabulary")
+    check_int("segmentations", segmentations, 1)
+    check_kind("open_vocabulary", open_vocabulary or OpenVocabulary(), OpenVocabulary)
     if isinstance(lexicon, Vocabulary):
         if open_vocabulary is not None:
             open_vocabulary = open_vocabulary.of(lexicon)

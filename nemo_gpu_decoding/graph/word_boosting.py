@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
+from numbers import Real
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def word_boosting(
     worth = {text: bonus for text, bonus in bonuses.items() if bonus != 0}  # a weight may be 0
     if not worth:
         raise ValueError(f"{name} has no phrase with a bonus other than 0, expected at least one")
-    if missing == "error":
+    if missing == "error" or graph.pieces is not None:
         faults = {text: fault for text in worth if (fault := _fault(text, graph, speller))}
         leave_out(name, list(faults.values()), len(worth) - len(faults))
         worth = {text: bonus for text, bonus in worth.items() if text not in faults}
@@ -94,13 +95,8 @@ def lacks_words(phrases: Sequence[phrase_lists.Phrase], config: BoostingConfig, 
 
 
 def _is_known(phrase: phrase_lists.Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:
-    """Return whether the graph has all words of a phrase, or the speller can spell them."""
-    if any(set(text.split()) <= graph.word_ids.keys() for text in _spellings(phrase.text, config, graph)):
-        return True
-    try:
-        return speller is not None and all(speller.vocabulary.tokenize(word) for word in phrase.text.split())
-    except ValueError:
-        return False
+    """Return whether the graph has all words of a phrase, or the speller can spell those that it lacks."""
+    return any(not _fault(text, graph, speller) for text in _spellings(phrase.text, config, graph))
 
 
 def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
@@ -111,12 +107,14 @@ def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
             f"the graph has not all words of {text!r}; wfst.added_words adds words to a graph that is built from "
             "wfst.arpa_lm_path; with wfst.open_vocabulary_decoding: true, the words of a request need not be in it"
         )
+    if graph.pieces is not None and (unknown := graph.words[graph.unknown]) in text.split()[:-1]:
+        return f"{text!r} goes on after {unknown}"
     try:
         for word in lacking:
             if speller is not None:
-                speller.vocabulary.tokenize(word)
+                speller.spelled(word, graph)
     except ValueError as error:
-        return str(error)
+        return f"{text!r}: {error}"
     return ""
 
 
@@ -180,10 +178,11 @@ def build_word_boosting(
     texts: list[str] = []
     left_out: list[str] = []
     for phrase, bonus in phrases.items():
+        check_kind("a phrase", phrase, str)
         words = phrase.split()
         if not words:
             raise ValueError("phrases has an empty phrase, expected at least one word")
-        if bonus == 0 or not math.isfinite(bonus):
+        if not isinstance(bonus, Real) or bonus == 0 or not math.isfinite(bonus):
             raise FieldError(f"the bonus of {phrase!r}", bonus, "a finite number other than 0")
         if graph.pieces is not None and graph.words[graph.unknown] in words[:-1]:
             raise FieldError("a phrase", phrase, f"none that goes on after {graph.words[graph.unknown]}")

@@ -35,9 +35,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_kind
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
 from nemo_gpu_decoding.lm.kenlm_binary import MAGIC, KenlmBinary
+from nemo_gpu_decoding.plain_text import as_utf8
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -82,6 +83,11 @@ class Arpa:
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams
     added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
     tokenizer: str = ""  # the fingerprint of the vocabulary in an LM over tokens, if it is known
+
+
+def opener_of(magic: bytes) -> Any:
+    """Return the `open` of gzip, xz or bzip2 for a file with these first bytes, or Python's `open`."""
+    return next((opened for start, opened in _COMPRESSED.items() if magic.startswith(start)), open)
 
 
 def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order: int | None = None) -> Arpa:
@@ -139,9 +145,12 @@ class ArpaReader:
     """
 
     def __init__(self, path: str | PathLike[str], added: Iterable[str] = ()) -> None:
+        check_kind("the LM", path, str | PathLike, ": the name of its file")
+        if isinstance(added, str):
+            raise FieldError("added", added, "a list of words")
         wanted = tuple(dict.fromkeys(added))
         for word in wanted:
-            if word.split() != [word]:
+            if not isinstance(word, str) or word.split() != [word]:
                 raise FieldError("the word to be added", word, "one without white space")
         self.path = Path(path)
         self.symbols: list[str] = []  # complete once the file is open
@@ -214,14 +223,13 @@ class ArpaReader:
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
         """Return the raw file and its text stream; the same object unless the file is compressed."""
         raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
-        magic = raw.read(8)
+        opened = opener_of(raw.read(8))
         raw.seek(0)
-        for start, opened in _COMPRESSED.items():
-            if magic.startswith(start):
-                self._kind = opened.__module__
-                # the readline of GzipFile is slow Python; that of the buffer is in C
-                return raw, cast(BinaryIO, io.BufferedReader(opened(raw), _BLOCK_BYTES))
-        return raw, raw
+        if opened is open:
+            return raw, raw
+        self._kind = opened.__module__
+        # the readline of GzipFile is slow Python; that of the buffer is in C
+        return raw, cast(BinaryIO, io.BufferedReader(opened(raw), _BLOCK_BYTES))
 
     def _close(self) -> None:
         self._file.close()
@@ -241,6 +249,7 @@ class ArpaReader:
         if what and not self._line_number:
             expected = "a file in UTF-8, plain or compressed by gzip, xz or bzip2"
             raise ValueError(f"{self.path} is {what}, expected {expected}")
+        self._text = as_utf8(self._text, str(self.path))
         self._position = 0
         if self._text and not self._text.endswith(b"\n"):
             self._text += b"\n"
@@ -364,11 +373,7 @@ class ArpaReader:
         symbols = scan.symbols[:rows]
         if order == 1:
             symbols = np.arange(len(self.symbols), len(self.symbols) + rows, dtype=np.int32)[:, None]
-            for row, (begin, end) in enumerate(scan.names[:rows].tolist()):
-                try:
-                    self.symbols.append(self._text[begin:end].decode("utf-8"))
-                except UnicodeDecodeError:
-                    raise self.fault(row, "the symbol is not UTF-8") from None
+            self.symbols += [self._text[begin:end].decode() for begin, end in scan.names[:rows].tolist()]
         return NGramBlock(order, symbols, scan.log10_probs[:rows], scan.log10_backoffs[:rows])
 
     def _without_repetitions(self, listed: NGramBlock) -> NGramBlock:

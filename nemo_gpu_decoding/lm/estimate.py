@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.lm.arpa import TOKENIZER, Arpa, NGramBlock
 
@@ -121,6 +121,7 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
 
     The file is created only if writing succeeds.
     """
+    check_kind("arpa", arpa, Arpa, ": read_arpa or estimate_ngram_lm makes it")
     counts = [len(block.symbols) for block in arpa.orders]
     write_ngrams(Path(path), arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.plain_text import as_utf8
 
 MAGIC = b"mmap lm http://kheafield.com/code"
 _VERSION = MAGIC + b" format version 5\n\0"
@@ -104,13 +105,10 @@ class KenlmBinary:
         return _Parameters(order, multiplier, kind, tuple(counts.tolist()))
 
     def _read_words(self, begin: int) -> list[str]:
-        words = self._bytes[begin:].tobytes().split(b"\0")[: self._params.counts[0]]
+        words = as_utf8(self._bytes[begin:].tobytes(), str(self.path)).split(b"\0")[: self._params.counts[0]]
         if len(words) < self._params.counts[0]:
             raise ValueError(f"{self.path} has {len(words)} words, expected {self._params.counts[0]}")
-        try:
-            return [word.decode("utf-8") for word in words]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path} has a word that is not UTF-8: {error}") from error
+        return [word.decode() for word in words]
 
     def _floats(self, begin: int, count: int) -> np.ndarray:
         return np.frombuffer(self._bytes[begin : begin + 4 * count].tobytes(), "<f4")

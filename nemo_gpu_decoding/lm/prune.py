@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_kind
 from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock, without_repetitions
 
 BOS, EOS = "<s>", "</s>"
@@ -63,6 +63,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
         ValueError: both or neither of `size` and `threshold` are given; a value is out of range; the LM
             lists an n-gram without its context.
     """
+    check_kind("arpa", arpa, Arpa, ": read_arpa or estimate_ngram_lm makes it")
     unigrams = len(arpa.orders[0].symbols)
     if (size is None) == (threshold is None):
         raise ValueError("expected one of size and threshold")

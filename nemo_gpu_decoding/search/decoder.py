@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind, given_or_default
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
@@ -76,9 +76,8 @@ class Decoder(ABC, Generic[C, R]):
     strategy: ClassVar[str] = "a search"  # its name in NeMo's config, for messages
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
-        check_kind("fusion", fusion or Fusion(), Fusion)
         self.config = config
-        self.fusion = fusion or Fusion()
+        self.fusion = given_or_default("fusion", fusion, Fusion)
         self._labels = labels
         self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
         self._is_checked = False  # whether frames of an input with lengths have been checked
@@ -197,7 +196,7 @@ class Decoder(ABC, Generic[C, R]):
         """
         numbers = _open_numbers(streams, rows, distinct=False)
         most, reason = self._most_partial()
-        if not 1 <= n_best <= most:
+        if n_best not in range(1, most + 1):
             raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
         results = as_committed(streams, numbers, self._hypotheses(streams, numbers, n_best, final=False), self._units)
         for i, row in enumerate(numbers):
@@ -438,6 +437,7 @@ def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool, distin
     Raises:
         ValueError: a row is no number of a stream that is open (without `expect_open`: closed).
     """
+    check_kind("rows", rows, Iterable)
     seen: set[int] = set()
     for row in rows:
         if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):

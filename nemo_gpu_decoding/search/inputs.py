@@ -128,7 +128,8 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
         raise ValueError(f"lengths has shape {values.shape}, expected ({batch},): one per row of {of}")
     is_float = values.dtype.kind == "f"
     is_fraction = is_float and frames > 1 and 0 < values.max() <= 1  # as some toolkits have them
-    if is_fraction or not (values.dtype.kind in "iu" or (is_float and (values == np.floor(values)).all())):
+    is_whole = is_float and np.isfinite(values).all() and (values == np.floor(values)).all()
+    if is_fraction or not (values.dtype.kind in "iu" or is_whole):
         raise ValueError(
             f"lengths holds {values.tolist()}, expected integers: frames, no fractions of the longest row"
         )

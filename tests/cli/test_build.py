@@ -1,7 +1,9 @@
 """`build-graph`, `pack-lm`, `build-lm` and `prune-lm`: what is made of text and LMs, and the reports."""
 
+import bz2
 import gzip
 import json
+import lzma
 from types import SimpleNamespace
 
 import pytest
@@ -216,8 +218,11 @@ def with_text(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_build_lm_equals_the_library(with_text, capsys):
-    assert main(["build-lm", "text=[a.txt,b.txt.gz]", "out=lm.arpa", "order=2", "min_counts=[1,2]"]) == 0
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_build_lm_equals_the_library(with_text, capsys, pack):
+    (with_text / "b.txt").write_bytes(pack(b"a cat sat on a cat\n"))
+    arguments = ["text=[a.txt,b.txt]", "out=lm.arpa", "order=2", "min_counts=[1,2]"]
+    assert main(["build-lm", *arguments]) == 0
     assert "n-grams written to lm.arpa" in capsys.readouterr().err
     lines = [line.split() for line in TEXT.splitlines() if line.split()]
     expected = estimate_ngram_lm([*lines, ["a", "cat", "sat", "on", "a", "cat"]], 2, min_counts=(1, 2))

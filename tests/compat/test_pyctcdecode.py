@@ -2,10 +2,12 @@
 
 import copy
 import itertools
+import lzma
 import math
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -354,9 +356,11 @@ def test_the_blank_may_be_any_column(lm):
 
 
 def test_saved_decoder_is_loaded_again(lm, tmp_path):
-    decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "b"], alpha=0.8, beta=0.3, lm_score_boundary=False)
-    decoder.save_to_dir(tmp_path)
-    loaded = BeamSearchDecoderCTC.load_from_dir(tmp_path)
+    (packed := tmp_path / "lm.xz").write_bytes(lzma.compress(Path(lm[1]).read_bytes()))
+    decoder = build_ctcdecoder(CHARACTERS, packed, ["a", "b"], alpha=0.8, beta=0.3, lm_score_boundary=False)
+    (folder := tmp_path / "saved").mkdir()
+    decoder.save_to_dir(folder)
+    loaded = BeamSearchDecoderCTC.load_from_dir(folder)
     logits = random_logits(9, 4, 2)
     assert loaded.decode_beams(logits) == decoder.decode_beams(logits)
     decoder.reset_params(alpha=0.1, lm_score_boundary=True)
@@ -379,7 +383,10 @@ def test_folder_of_pyctcdecode_is_loaded(tmp_path_factory, tmp_path):
     [
         ({"beam_width": 0}, "beam_width is 0, expected"),
         ({"beam_prune_logp": 0.0}, "beam_prune_logp is 0.0, expected a finite number < 0"),
+        ({"beam_prune_logp": None}, "beam_prune_logp is None, expected a finite number < 0"),
         ({"token_min_logp": math.nan}, "token_min_logp is nan"),
+        ({"token_min_logp": "x"}, "token_min_logp is 'x', expected a number"),
+        ({"lm_start_state": 3}, "lm_start_state is 3, expected a LMState"),
         ({"hotwords": "ab"}, "hotwords is 'ab', expected a list of words"),
         ({"hotwords": [b"ab"]}, "hotwords is .* expected a list of words"),
         ({"hotword_weight": math.inf}, "hotword_weight is inf"),
@@ -404,8 +411,11 @@ def test_wrong_inputs_are_refused(lm):
     decoder.reset_params(alpha=0.5)
     with pytest.raises(ValueError, match=r"logits\[0, 0\] is nan, expected a finite value or -inf"):
         decoder.decode(np.full((3, 4), np.nan))
+    with pytest.raises(ValueError, match=r"logits is None, expected numbers \[T, 4\]"):
+        decoder.decode(None)
     with pytest.raises(ValueError, match=r"logits_list\[1\] has shape \(4,\), expected \[T, 4\]"):
         decoder.decode_batch(None, [np.zeros((3, 4)), np.zeros(4)])
+    assert build_ctcdecoder(["<unk>", "▁a", "[UNK]"])._alphabet.pieces == ("▁⁇▁", "▁a", "▁⁇▁")
     with pytest.raises(ValueError, match="labels has 'a' twice"):
         build_ctcdecoder(["a", "b", "a"])
 

@@ -1,11 +1,13 @@
 """Phrase boosting: what the options mean, what is refused."""
 
 import logging
+import math
 import random
 import re
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nemo_gpu_decoding import cache
@@ -27,6 +29,8 @@ from nemo_gpu_decoding.fusion.grammar import build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.fusion.phrases import weight_of_list, without_repetitions
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.lm.arpa import read_arpa
+from nemo_gpu_decoding.lm.prune import prune_ngram_lm
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary
@@ -443,7 +447,7 @@ def test_negative_weights_avoid_phrases():
 def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_path, caplog, source):
     texts = ["ab", "route 66", "abc", "müller"]
     if source == "file":
-        (tmp_path / "phrases.txt").write_text("\n".join([*texts, "c\\tx"]).replace("\\t", "\t"), encoding="utf-8")
+        (tmp_path / "phrases.txt").write_bytes("\n".join([*texts, "c\tx", ""]).encode() + b"caf\xe9")
         tree = load_boosting_tree(BoostingConfig(key_phrases_file=str(tmp_path / "phrases.txt")), VOCABULARY)
     else:
         tree = build_boosting_tree(texts, VOCABULARY)
@@ -451,7 +455,8 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
     (warning,) = [message for message in caplog.messages if "phrases left out" in message]
     assert "2 of 4" in warning
     assert all(text in warning for text in ("route 66", "müller"))
-    assert ("1 of 5 lines left out: line 5: could not convert" in caplog.text) == (source == "file")
+    assert ("2 of 6 lines left out: line 5: could not convert" in caplog.text) == (source == "file")
+    assert ("line 6: byte 0xe9 at 4, expected UTF-8" in caplog.text) == (source == "file")
 
 
 @pytest.mark.parametrize(
@@ -463,6 +468,9 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
         ("ab,2.5\n", [None], "'ab,2.5' in the format of another decoder"),
         ("ab,25\nabc => 2.5\n", [None, None], "'ab,25', 'abc => 2.5' in the format of another decoder"),
         ('ab #0.35\n"ab","2"\n', [None, None], "'ab #0.35', '\"ab\",\"2\"' in the format of another"),
+        ("ab;2,5\n", [None], "'ab;2,5' in the format of another"),
+        ("▁a b :2,5\n", [2.5], "'▁a b :2,5' in the format of another"),
+        ("a b @AB\n", [None], "'a b @AB' in the format of another"),
         ("ab 66\rab\t5\rabc 10:30\r", [None, 5, None], ""),
         ("ab_ab_a b\n", [None], ""),
     ],
@@ -481,12 +489,16 @@ def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content,
     [
         ("gpu_gpu_g p u", Phrase("gpu", aliases=("g p u",))),  # NeMo's CTC-WS
         ("nvidia_nvidia", Phrase("nvidia")),
+        ("GPU_gpu_g p u", Phrase("GPU", aliases=("gpu", "g p u"))),
         ("nv link_nv link_nvlink", Phrase("nv link", aliases=("nvlink",))),
         ("snake_case", Phrase("snake_case")),
         ("_", Phrase("_")),
         ("a_", Phrase("a_")),
         ("word\t2.5", Phrase("word", 2.5)),  # flashlight, and files of this package
         ("new york  :2.5 #0.3 @NY", Phrase("new york", 2.5)),  # sherpa-onnx
+        ("new york #0.3 :2,5", Phrase("new york", 2.5)),
+        ("▁new ▁yo rk :2 #0.3 @NY", Phrase("new york", 2.0)),
+        ("word\t2,5", Phrase("word", 2.5)),
         ("new york :-2", Phrase("new york", -2.0)),
         ("channel 66", Phrase("channel 66")),
     ],
@@ -539,11 +551,25 @@ def test_a_list_in_place_of_a_vocabulary_is_named(make):
     ("call", "message"),
     [
         (lambda: build_boosting_tree(Path("p"), VOCABULARY), "phrases is a .*Path, expected a list of phrases"),
-        (lambda: build_grammar(None, VOCABULARY), "grammar is 'None', expected a list of sentences"),
+        (lambda: build_grammar(None, VOCABULARY), "grammar is None, expected a list of sentences"),
         (lambda: Vocabulary.from_pieces([b"a"]), r"pieces is \[b'a'\], expected a list of texts"),
         (lambda: load_ngram_lm("a.arpa", VOCABULARY), "vocab_size is Vocabulary.*, expected an integer >= 1"),
         (lambda: ALSDPlusPlus("a.nemo"), "networks is 'a.nemo', expected networks of a transducer"),
         (lambda: build_word_boosting({"a": 1.0}, "a"), "graph is 'a', expected a WordGraph"),
+        (lambda: VOCABULARY.tokenize(["a"]), r"text is \['a'\], expected a str"),
+        (lambda: build_grammar([["a"]], VOCABULARY), r"grammar is \['a'\], expected sentences: texts"),
+        (lambda: allowed_tokens(VOCABULARY, texts=[3]), r"texts is \[3\], expected a list of texts"),
+        (lambda: allowed_tokens(VOCABULARY, scripts="Latin"), "scripts is 'Latin', expected a list of texts"),
+        (lambda: Fusion(grammar=["a"], boosting=["b"]), r"boosting is \['b'\] with a grammar"),
+        (lambda: Fusion(lm_pool_weights=[1.0]), r"lm_pool_weights is \[1.0\], expected a Mapping"),
+        (lambda: FlexCTCBeam(2, 2, config={}), r"config is \{\}, expected a FlexCTCConfig"),
+        (lambda: FlexCTCBeam(2, 2, fusion=[]), r"fusion is \[\], expected a Fusion"),
+        (lambda: FlexCTCBeam(2, 2, fusion=["a"] * 999), r"fusion is .{200}\.\.\., expected a Fusion"),
+        (lambda: FlexCTCBeam(2, 2).close(FlexCTCBeam(2, 2).open(1), rows=0), "rows is 0, expected a Iterable"),
+        (lambda: FlexCTCBeam(2, 2).partial(FlexCTCBeam(2, 2).open(1), "2"), "n_best is '2', expected 1"),
+        (lambda: FlexCTCBeam(1, 1).decode(np.log([[0.5, 0.5]]), [math.inf]), "lengths holds .inf., expected integers"),
+        (lambda: read_arpa("a.arpa", added="ab"), "added is 'ab', expected a list of words"),
+        (lambda: prune_ngram_lm("a.arpa", size=1), "arpa is 'a.arpa', expected a Arpa: read_arpa"),
         (lambda: build_ctcdecoder(["a", None]), r"labels is \['a', None\], expected a list of texts"),
     ],
 )

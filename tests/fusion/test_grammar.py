@@ -69,7 +69,7 @@ def test_each_token_outside_costs_the_price():
     [
         ("a b", "grammar is 'a b', expected a list of sentences"),
         (["#JSGF V1.0;", "public <s> = a;"], "is '#JSGF V1.0;', expected a list of sentences, without rules of JSGF"),
-        (["a", " "], "grammar is ' ', expected sentences"),
+        (["...", " "], "grammar: '...' has no letters; ' ' has no letters"),
         (["a", 3], "grammar is 3, expected sentences"),
         ([], "grammar has no sentence"),
         (["a c"], "grammar: 'c' has the character 'c', which is in no token"),

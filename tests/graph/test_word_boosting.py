@@ -248,3 +248,15 @@ def test_unknown_words_that_cannot_be_spelled_are_named(tmp_path):
         Speller(VOCABULARY, -1.0)
     with pytest.raises(ValueError, match="expected the graph that it was made of"):
         save_graph(labelled, tmp_path / "g.graph")
+
+
+def test_phrase_of_a_request_needs_tokens_only_for_words_that_the_graph_lacks(messages):
+    labelled = with_piece_labels(open_graphs(0)[0])
+    speller = Speller(Vocabulary.from_pieces([piece for piece in PIECES if piece.strip("▁") != "b"]))
+    phrases = [Phrase("cab ad", aliases=("cab",)), Phrase("zebra ad"), Phrase("<unk> a")]
+    given = {"missing": "error", "name": "requests", "speller": speller}
+    boosting = word_boosting(phrases, BoostingConfig(), labelled, **given)
+    assert {("cab", "ad"), ("cab",)} <= set(boosting.table.keys)
+    assert any(
+        "2 of 4 phrases left out: 'zebra ad': phrase 'zebra' has the character" in message for message in messages
+    )

@@ -169,18 +169,27 @@ def test_errors_in_later_blocks_and_where_words_are_added_name_their_line(write,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BIGRAM.encode().replace(b"-inf b", b"-inf \xff"), "line 11: the symbol is not UTF-8"),
         (gzip.compress(BIGRAM.encode())[:-20], "truncated or damaged gzip"),
         (
             b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0",
             "KenLM binary of another version than 5, or incomplete",
         ),
     ],
-    ids=["UTF-8", "gzip", "KenLM"],
+    ids=["gzip", "KenLM"],
 )
 def test_file_that_is_no_text_is_named(write, content, message):
     with pytest.raises(ValueError, match=message):
         read_arpa(write(content))
+
+
+def test_words_in_latin_1_are_read_with_a_warning(write, monkeypatch, messages):
+    monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 10)
+    named = BIGRAM.replace(" a", " é").replace(" b", " ü")
+    read = [read_arpa(write(named.encode(encoding))) for encoding in ("latin-1", "utf-8")]
+    assert read[0].symbols == read[1].symbols
+    assert all((x.symbols == y.symbols).all() for x, y in zip(read[0].orders, read[1].orders, strict=True))
+    assert len(messages) == 1
+    assert "is not UTF-8: its other bytes are read as Latin-1" in messages[0]
 
 
 # -- added words: as likely as an unknown one, everything else as it was --------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import check_int, check_kind
+from nemo_gpu_decoding.checks import check_int, given_or_default
 from nemo_gpu_decoding.fusion.batch import FusionArrays, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import joined
@@ -54,8 +54,8 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     ) -> None:
         check_int("vocab_size", vocab_size, 1)
         check_int("blank_id", blank_id, 0, vocab_size)
-        check_kind("config", config or FlexCTCConfig(), FlexCTCConfig)
-        super().__init__(config or FlexCTCConfig(), fusion, FusionLabels(vocab_size, blank_id=blank_id))
+        config = given_or_default("config", config, FlexCTCConfig)
+        super().__init__(config, fusion, FusionLabels(vocab_size, blank_id=blank_id))
         self.vocab_size, self.blank_id = vocab_size, blank_id
         self._params = SearchParams(
             blank_id=blank_id,

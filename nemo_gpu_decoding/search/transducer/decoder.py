@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import check_kind
+from nemo_gpu_decoding.checks import given_or_default
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -50,8 +50,7 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     def __init__(self, networks: TransducerNetworks, config: C | None = None, fusion: Fusion | None = None) -> None:
         self.networks = checked_networks(networks)
-        config = config or self.config_type()
-        check_kind("config", config, self.config_type)
+        config = given_or_default("config", config, self.config_type)
         size, mode = networks.vocab_size, config.pruning_mode
         # if the joint's best labels are all forbidden, no hypothesis is left
         why = f"pruning_mode '{mode}' drops labels before their prices are known; set it to 'late'"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import check_int, check_kind
+from nemo_gpu_decoding.checks import check_int, check_kind, given_or_default
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -87,8 +87,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     ) -> None:
         check_int("vocab_size", vocab_size, 1, records.MAX_LABELS - 1)
         check_int("blank_id", blank_id, 0, vocab_size)
-        config = config or WFSTConfig()
-        check_kind("config", config, WFSTConfig)
+        config = given_or_default("config", config, WFSTConfig)
         check_kind("graph", graph, WordGraph, ": build_graph or load_graph makes it")
         self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
         self._check_graph(config)
@@ -376,7 +375,9 @@ class PagedBigLM(CudaWFST):
         fusion: Fusion | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        config = config or PagedBigLMConfig()
+        config = given_or_default("config", config, PagedBigLMConfig)
+        for name, lm in (("large", large), ("small", small)):
+            check_kind(name, lm, PackedLM, ": load_packed_lm or pack_arpa_in_memory makes it")
         super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
         self._large, self._small = large, small
         self._lms = shared_lm_pair(graph, large, small, config.difference)
