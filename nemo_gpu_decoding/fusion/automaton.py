@@ -1,9 +1,8 @@
 """Define `BackoffAutomaton`, the common data structure of n-gram LMs and boosting trees.
 
-A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there is
-no such arc, it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs
-off to itself. A label without an arc in the root adds the root's back-off weight; the next state is then
-the root.
+A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there is no such arc,
+it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs off to itself. A label
+without an arc in the root adds the root's back-off weight; the next state is then the root.
 
 A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
 

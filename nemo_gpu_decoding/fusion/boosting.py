@@ -202,8 +202,7 @@ def build_boosting_tree(
 ) -> BackoffAutomaton:
     """Build the boosting tree of phrases, with the weights that `context_graph.py` defines.
 
-    Blank and duplicate phrases are skipped with one warning. Duplicates keep the largest weight.
-    Results are cached.
+    Blank and duplicate phrases are skipped with one warning. Duplicates keep the largest weight. Results are cached.
 
     Raises:
         ValueError: no phrases are left; a phrase has a character that is not in the vocabulary; a phrase

@@ -12,9 +12,8 @@ longest proper suffix of the context that is a state. Scores are equal to the bi
 - n-grams with <unk>, which represents every label that the LM does not list;
 - files without <s> (an utterance begins in the root) or without </s> (the end has weight 0).
 
-`lm/trie.py` builds the trie, states and arc targets, with labels >= V for special symbols. This module turns
-arcs with </s> into final weights, and an arc with <unk> into one arc for each label that the LM does not
-list.
+`lm/trie.py` builds the trie, states and arc targets, with labels >= V for special symbols. This module turns arcs with
+</s> into final weights, and an arc with <unk> into one arc for each label that the LM does not list.
 """
 
 import io

@@ -69,8 +69,7 @@ def build_graph(
         open_vocabulary: costs of words that the LM does not list; None: the search does not find such words. Needs an
             LM with <unk> and, with a Lexicon, `beginning_tokens`.
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
-        cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a
-            warning.
+        cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a warning.
         progress: function that is called with the name of each step when it begins.
 
     Raises:

@@ -242,8 +242,7 @@ class WordGraph(CopiedByFields):
 
         Args:
             words: text of each output label.
-            is_epsilon: [largest input label + 1] bool, input labels that consume no frame; None means label 0
-                alone.
+            is_epsilon: [largest input label + 1] bool, input labels that consume no frame; None means label 0 alone.
         """
         if fst.num_states == 0 or fst.start < 0:
             raise ValueError(f"{name} is empty: it has no start state")

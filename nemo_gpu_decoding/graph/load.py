@@ -54,8 +54,7 @@ def load_word_graph(
     Args:
         vocabulary: the model's tokens.
         blank_id: the blank's column in the model's log-probs.
-        boosted: words of phrases, which are added to the LM if it lacks them; no effect on a
-            ready-made graph.
+        boosted: words of phrases, which are added to the LM if it lacks them; no effect on a ready-made graph.
         any_case: accept words of the LM in another letter case.
 
     Raises:

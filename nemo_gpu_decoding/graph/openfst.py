@@ -9,8 +9,7 @@ library, a file is faster than a call per arc. The layout, all little-endian:
     vector   per state: float32 final cost, int64 number of arcs, the arcs
     const    all states (20 bytes each), then all arcs
 
-An arc is int32 input label, int32 output label, float32 cost, int32 target; a text is its int32 length
-and its bytes.
+An arc is int32 input label, int32 output label, float32 cost, int32 target; a text is its int32 length and its bytes.
 """
 
 from __future__ import annotations

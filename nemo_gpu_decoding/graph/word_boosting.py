@@ -59,9 +59,8 @@ def word_boosting(
 ) -> BackoffAutomaton:
     """Return the automaton of phrases, with NeMo's formula of bonuses applied to words.
 
-    The bonus of word n is context_score for n = 1 or with uniform_weights, else context_score *
-    depth_scaling + log(n). With score_per_phrase, the whole phrase has this bonus. The words of a phrase share its
-    bonus equally.
+    The bonus of word n is context_score for n = 1 or with uniform_weights, else context_score * depth_scaling +
+    log(n). With score_per_phrase, the whole phrase has this bonus. The words of a phrase share its bonus equally.
 
     Args:
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.

@@ -3,8 +3,7 @@
 This module reads numbers with few digits, with the same result as `float()`. Other numbers are returned to the caller
 as ranges of the text.
 
-Symbols (words or tokens) are in a hash table with open addressing and linear probing. A slot is 0 if free,
-else
+Symbols (words or tokens) are in a hash table with open addressing and linear probing. A slot is 0 if free, else
 
     bits [0, 32)    index + 1
     bits [32, 64)   the upper half of the symbol's hash, which avoids most comparisons of bytes

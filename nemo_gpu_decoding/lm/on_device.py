@@ -330,8 +330,7 @@ def copying_bar(total: int, what: str) -> tqdm:
 def copy_bytes(source: np.ndarray, target: torch.Tensor, bar: tqdm) -> torch.Tensor:
     """Copy the bytes of an array piece by piece to `target`, a uint8 tensor [nbytes] on any device; return `target`.
 
-    Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy
-    of the array.
+    Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy of the array.
     """
     content = source.reshape(-1).view(np.uint8)
     mapping = _mapped_file(source)
