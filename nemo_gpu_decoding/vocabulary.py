@@ -331,9 +331,7 @@ class Vocabulary:
         return ids
 
     def _merged(self, surface: str) -> Segmentation:
-        """Merge pieces as BPE does: repeatedly merge the pair with the lowest id, and of equal ids the leftmost pair.
-
-        Return [] if a character is no piece."""
+        """Merge pieces as BPE does: the pair with the lowest id, leftmost first; [] if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
         while True:
             pairs = ((find(a + b), n) for n, (a, b) in enumerate(itertools.pairwise(parts)))

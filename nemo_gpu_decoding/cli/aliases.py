@@ -181,10 +181,7 @@ def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> d
 
 
 def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
-    """Return the words of a hypothesis `text` that are aligned with the reference words [begin, end).
-
-    Return "" if no words are aligned, or if a word beside them is wrong, because their borders are then unknown.
-    """
+    """Return the words of `text` aligned with reference words [begin, end); "" if none, or if a neighbour is wrong."""
     from kaldialign import align
 
     pairs = align(list(reference), plain_words(text), "")

@@ -232,10 +232,7 @@ def later_stages(
 
 
 def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
-    """Return points near the best point that rank hypotheses by total score, with a bonus per token.
-
-    The bonus offsets the preference of total scores for short hypotheses.
-    """
+    """Return points near the best that rank by total score, with a bonus per token against short hypotheses."""
     bonuses = sorted({bonus for point in points if (bonus := point.beam_beta or 0.0) > 0})
     beside = _neighbours(points, best) or [best]
     return [point._replace(score_norm=False, beam_beta=bonus) for point in beside for bonus in bonuses]

@@ -118,10 +118,7 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """Yield each non-empty line as words, or as the tokens that spell it, with a progress bar on stderr.
-
-    Lines that cannot be read or spelled are left out with one warning.
-    """
+    """Yield each non-empty line as words or tokens, with a progress bar; skip unusable lines with one warning."""
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.arpa import opener_of
     from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK

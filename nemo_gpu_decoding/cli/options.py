@@ -205,8 +205,7 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
-    """Return the value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as
-    YAML. A list may omit its brackets."""
+    """Return an option's value: text (`audio=*.wav`) unchanged, others read as YAML; lists may omit their brackets."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value

@@ -323,8 +323,7 @@ def emit(utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str
 
 
 def report(totals: Totals, seconds: float, device: str) -> None:
-    """Print RTFx (seconds of audio per second of work, without compilation) and word error rate to stderr.
-    RTFx and error rate exclude failed utterances."""
+    """Print RTFx (seconds of audio per second of work, without compilation) and WER of successful utterances."""
     if totals.errors:
         print(f"{totals.errors} of {totals.rows} utterances failed", file=sys.stderr)
     print(

@@ -82,10 +82,7 @@ class Worker(Transcriber):
                 list(self.model.decode(outputs))
 
     def transcribe(self, partition: Partition) -> Totals:
-        """Encode and decode a partition in batches; write its transcripts in the order of rows, then its marker.
-
-        An unreadable utterance gets an error in its row.
-        """
+        """Decode a partition in batches; write its transcripts or errors in the order of rows, then its marker."""
         started = time.perf_counter()
         self.totals = totals = Totals(partition.number, partition.shard)
         shard = self.job.shards[partition.shard]

@@ -42,10 +42,7 @@ def _available(root: Path) -> int | None:
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups that limit this process, its group and all parents.
-
-    A container may see its own group as the root; missing folders are ignored.
-    """
+    """Yield the existing folders of the control groups that limit this process: its own and all parents."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

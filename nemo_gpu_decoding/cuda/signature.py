@@ -74,10 +74,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that is passed by value: int, float, bool or numpy scalar, converted to `dtype`.
-
-    With a structured dtype it is a record, given as a tuple of its fields.
-    """
+    """A number that is passed by value, converted to `dtype`; with a structured dtype, a record given as a tuple."""
 
     dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records
 
@@ -206,10 +203,7 @@ def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[
 
 
 def as_records(array: np.ndarray) -> torch.Tensor:
-    """Return a structured array as a tensor for kernels, uint8 [*array.shape, itemsize].
-
-    The tensor shares the array's memory if that is contiguous and writable.
-    """
+    """Return a structured array as a uint8 tensor [*array.shape, itemsize], with shared memory if possible."""
     array = np.ascontiguousarray(array)
     flat = array.reshape(-1).view(np.uint8)
     if not flat.flags.writeable:

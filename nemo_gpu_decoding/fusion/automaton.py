@@ -209,10 +209,7 @@ class BackoffAutomaton:
         return total + (float(self.arrays.states["final_weight"][state]) if final else 0.0)
 
     def with_costs(self, costs: np.ndarray) -> BackoffAutomaton:
-        """Return a copy of the automaton that subtracts costs[label] from each weight; costs [V] may be inf.
-
-        A look-up ends at exactly one arc with the label, so only arcs change.
-        """
+        """Return a copy that subtracts costs[label], which may be inf, from each weight; costs [V]."""
         states, arcs = self.arrays.states.copy(), self.arrays.arcs.copy()
         arcs["weight"] -= costs[arcs["label"]].astype(np.float32)
         _add_bounds(states, arcs)

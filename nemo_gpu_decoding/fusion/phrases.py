@@ -142,10 +142,7 @@ def _number(text: str) -> float:
 
 
 def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
-    """Normalise white space and drop blank and duplicate phrases with one warning; raise if no phrase is left.
-
-    Duplicates keep the largest weight and all aliases.
-    """
+    """Drop blank and repeated phrases with a warning, keep the largest weight and all aliases; raise if none is left."""
     kept: dict[tuple[str, str | None], Phrase] = {}
     blank = duplicate = 0
     others = []
@@ -342,10 +339,7 @@ def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
 
 
 def _bounds(text: str) -> list[int]:
-    """Return the positions between the units of a text, from 0 to the text's length.
-
-    A unit is a run of word characters, a run of white space, or one other character.
-    """
+    """Return the positions between units of a text: runs of word characters, runs of white space, single others."""
     kinds = [_kind(character) for character in text]
     begins = [n for n, kind in enumerate(kinds) if n == 0 or kind == "" or kind != kinds[n - 1]]
     return [*begins, len(text)]

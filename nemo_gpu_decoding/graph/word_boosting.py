@@ -243,10 +243,7 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
 
 
 def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
-    """Redirect arcs from states that only back off, such as ends of phrases, to their back-off states.
-
-    The skipped states stay in the arrays, but are not reachable.
-    """
+    """Redirect arcs from states that only back off to their back-off states; the skipped states stay in the arrays."""
     states, arcs = (array.copy() for array in automaton.arrays)
     suffix = states["backoff_to"]
     same_end = states["final_weight"] == states["backoff_weight"] + states["final_weight"][suffix]

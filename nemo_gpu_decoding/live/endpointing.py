@@ -163,8 +163,7 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Return the number of frames after the best hypothesis' last token, or of all frames if it has no token.
-    If a TDT token lasts beyond the last frame, the number is 0."""
+    """Return the number of frames after the last token of the best hypothesis, or of all frames without a token."""
     best = partial.best
     if not len(best):
         return partial.num_frames

@@ -247,8 +247,7 @@ class LiveServer(uvicorn.Server):
             self.batcher.wake()
 
     async def _transcribe(self, socket: WebSocket, session: Session) -> str:
-        """Read audio and send transcripts of an open stream until its connection closes; return the outcome for
-        the metrics."""
+        """Read audio and send transcripts until the connection closes; return the outcome for the metrics."""
         reading = asyncio.create_task(self._read(socket, session))
         reading.add_done_callback(lambda task: self._watch(task, session))
         try:
@@ -348,8 +347,7 @@ class LiveServer(uvicorn.Server):
 
 
 async def _return_free_memory() -> None:
-    """Return free memory to the operating system every `TRIM_SECONDS`, because buffers of many sizes fragment the
-    heap of the C library, which would grow for hours."""
+    """Return free memory to the system every `TRIM_SECONDS`: fragments would make the heap grow for hours."""
     with contextlib.suppress(AttributeError, OSError):  # C libraries other than glibc lack the function
         trim = ctypes.CDLL(None).malloc_trim
         while True:

@@ -117,10 +117,7 @@ def _weights(
 
 
 def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
-    """Write an LM as an ARPA file, gzipped if the name ends in ".gz".
-
-    The file is created only if writing succeeds.
-    """
+    """Write an LM as an ARPA file, gzipped if the name ends in ".gz"; the file is created only if writing succeeds."""
     check_kind("arpa", arpa, Arpa, ": read_arpa or estimate_ngram_lm makes it")
     counts = [len(block.symbols) for block in arpa.orders]
     write_ngrams(Path(path), arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
@@ -205,10 +202,7 @@ def _checked(symbol: str, where: str) -> str:
 
 
 def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) -> list[_NGrams]:
-    """Return the different n-grams of each order in the text.
-
-    numbers[i] is the number of the n-gram that ends at position i, in its order.
-    """
+    """Return the different n-grams of each order; numbers[i] is the number of the n-gram that ends at position i."""
     nothing = np.zeros(num_symbols, np.int64)
     symbol = np.arange(num_symbols)
     occurrences = np.bincount(text, minlength=num_symbols)

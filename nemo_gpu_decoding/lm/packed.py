@@ -111,10 +111,7 @@ def largest_of(words, bits, mask, length):
 
 @compiled
 def first_bad_state(states, num_labels):
-    """Return the first invalid state, or -1: arc_begin must ascend and backoff_to must be an earlier state.
-
-    The root must have `num_labels` arcs and back off to itself.
-    """
+    """Return the first invalid state, or -1: arcs ascend, back-offs lead to earlier states, the root has all words."""
     for s in range(len(states)):
         begin, last = np.int64(states[s].arc_begin), s == len(states) - 1
         least = np.int64(0) if s == 0 else np.int64(states[s - 1].arc_begin)

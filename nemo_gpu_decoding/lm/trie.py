@@ -222,10 +222,7 @@ def find_contexts(labels, children, ngrams, staged, counts, first):
 
 @compiled
 def move_to_contexts(staged, counts, children, first, labels, costs, backoff_costs):
-    """Move staged n-grams to their contexts' children; overwrites `counts`.
-
-    `backoff_costs` has no entries for the highest order.
-    """
+    """Move staged n-grams to their contexts' children; overwrites `counts`. The highest order has no back-offs."""
     for row in range(len(staged)):
         context = np.int64(staged[row].context)
         node = np.int64(children[first + context + 1]) - counts[context]

@@ -41,10 +41,7 @@ from nemo_gpu_decoding.words import has_unspaced, joined, single_spaced
 
 
 def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
-    """Replace the aliases of phrases in the words and segments of NeMo's timestamps.
-
-    If an alias has several words and its phrase has another number of words, the phrase is one entry.
-    """
+    """Replace aliases in NeMo's words and segments; if the number of words changes, the phrase is one entry."""
     aliases, stamps = hypothesis.aliases, hypothesis.timestamp
     if aliases is None or not isinstance(stamps, dict):
         return
@@ -85,8 +82,7 @@ def written_text(hypothesis: Any, text: str) -> str:
 
 
 def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return the confidence of each word by NeMo's method. If a phrase replaces several words,
-    `confidence_cfg.aggregation` combines their confidences."""
+    """Return each word's confidence by NeMo's method; a phrase gets that of the replaced words, aggregated."""
     aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
     ids, vocabulary = hypothesis.y_sequence.tolist(), decoding.decoding.vocabulary()
     if vocabulary.has_unspaced(ids):
@@ -153,8 +149,7 @@ def adapted_ctc(base: Any) -> type:
         With a word graph, hypotheses may have only tokens: NeMo's cache-aware streaming passes greedy labels."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
-            """Set `text` to a string or, with timestamps, to the triple that `compute_ctc_timestamps` reads: (token
-            ids, differences of the start frames, frames per token)."""
+            """Set `text` to a string or, with timestamps, to (token ids, start frame steps, frames per token)."""
             for hypothesis in hypotheses_list:
                 ids = hypothesis.y_sequence.tolist()
                 if self.compute_timestamps is True:
@@ -269,8 +264,7 @@ def adapted_rnnt(base: Any) -> type:
             return [list_type(result) if isinstance(result, list) else result for result in results]
 
         def compute_confidence(self, hypotheses_list: list[Any]) -> list:
-            """Call NeMo's method with the start frames of tokens in `timestamp`, where the times of words and
-            segments have replaced them."""
+            """Call NeMo's method with the start frames of tokens; word times have replaced them in `timestamp`."""
             stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
             for hypothesis in hypotheses_list:
                 if isinstance(hypothesis, kinds.TransducerHypothesis):
@@ -288,8 +282,7 @@ def adapted_rnnt(base: Any) -> type:
 
 
 def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> list[GraphWord]:
-    """Attach punctuation marks to the words before them, as NeMo does; a mark does not extend the duration of its
-    word."""
+    """Attach punctuation marks to the words before them, as NeMo does; a word keeps its duration."""
     written: list[GraphWord] = []
     for word in words:
         if written and word.text[0] in punctuation:

@@ -104,8 +104,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return self._vocabulary
 
     def candidates(self, n_best: int) -> int:
-        """Return how many hypotheses the search must return to get n_best different texts. The search returns its
-        whole beam, because different tokens may spell the same text."""
+        """Return how many hypotheses to request for n_best different texts: the whole beam, as texts may repeat."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
     def chosen(self, nbest: NBest) -> Sequence[Any]:

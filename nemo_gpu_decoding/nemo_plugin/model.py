@@ -139,10 +139,7 @@ class Model:
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     def encode(self, files: Sequence[AudioSource | np.ndarray], batch_size: int) -> Iterator[Outputs]:
-        """Run the encoder on batches of files, file sections, or samples, [N] float32 at the model's sample rate.
-
-        A file that cannot be read, or lacks the channel, raises a ValueError.
-        """
+        """Run the encoder on batches of files, sections, or samples [N] float32; unreadable files raise a ValueError."""
         for begin in range(0, len(files), batch_size):
             yield self._encode_batch(files[begin : begin + batch_size])
 

@@ -229,5 +229,4 @@ _state = _State()
 
 
 class _Wrapped(wrapt.FunctionWrapper):
-    """A wrapper of a NeMo method. Another wrapper may call it after `unregister`; it then only calls the original
-    method."""
+    """A wrapper of a NeMo method; after `unregister`, it only calls the original method."""

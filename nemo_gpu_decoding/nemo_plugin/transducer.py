@@ -87,8 +87,7 @@ class TransducerInfer(FusedInfer):
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
     ) -> list[Request | None] | None:
-        """Return the requests of utterances that begin, from phrases in an empty partial hypothesis (streaming) or
-        else from `utterance_requests`."""
+        """Return the requests of new utterances: from empty partial hypotheses, else from `utterance_requests`."""
         requests = next_requests(self, states.count(None))
         begin = [partial for partial, state in zip(partial_hypotheses or [], states, strict=False) if state is None]
         phrases = [biasing_request(self, getattr(partial, "biasing_cfg", None)) for partial in begin]

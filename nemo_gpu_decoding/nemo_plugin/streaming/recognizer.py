@@ -269,8 +269,7 @@ def _kind_of(config: DictConfig, kind: str) -> str:
 
 
 def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
-    """Return the length of n-best lists that costs no extra time: 1 for word graphs, which would keep lattices, and
-    for a pipeline that decodes every buffer anew."""
+    """Return the longest n-best list without extra time: 1 for word graphs and for decoding every buffer anew."""
     spec = STRATEGIES.get(str(decoding.strategy))
     if spec is None or spec.section != "beam" or pipeline == "buffered rnnt":
         return 1

@@ -398,8 +398,7 @@ def buffered_transducer(base: Any) -> type:
             enc_lens: Tensor,
             ready_state_ids: set[int],
         ) -> None:
-            """Decode the frames of this step's chunks. Frames to the right of a chunk are context of the encoder and
-            belong to the next chunk."""
+            """Decode the chunks of this step; frames to the right of a chunk are only context of the encoder."""
             for turn in turns(requests):
                 rows = [i for i in turn if self.get_state(requests[i].stream_id).error is None]
                 states = [self.get_state(requests[i].stream_id) for i in rows]
@@ -503,8 +502,7 @@ def cache_aware_transducer(base: Any) -> type:
                 super().cache_aware_transcribe_step(*args, **kwargs)
 
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Replace the hypothesis of earlier steps by the current best hypothesis, and return whether NeMo ends the
-            utterance after the tokens of this step's frames."""
+            """Store the best hypothesis so far; return whether NeMo ends the utterance after this step's frames."""
             state.slot = hyp.dec_state.slot
             if state.error is None and hyp.dec_state.error is not None:
                 self.fail(request.stream_id, state, hyp.dec_state.error)
