@@ -139,7 +139,7 @@ class Model:
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     def encode(self, files: Sequence[AudioSource | np.ndarray], batch_size: int) -> Iterator[Outputs]:
-        """Run the encoder on batches of files, sections, or samples [N] float32; unreadable files raise a ValueError."""
+        """Run the encoder on batches of files, sections, or samples [N] float32; a bad file raises a ValueError."""
         for begin in range(0, len(files), batch_size):
             yield self._encode_batch(files[begin : begin + batch_size])
 
