@@ -20,11 +20,11 @@ from nemo_gpu_decoding.checks import FieldError, warn_once
 
 _BLOCK = 1 << 20  # samples read at once
 _FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
-_UNKNOWN = 0x7FFFF000  # sizes in headers of streams are this or more
+_UNKNOWN = 0x7FFFF000  # headers of streamed files give this size or more
 _HEADER = 4096  # bytes; a larger file has samples
-_SPARE = 0.1  # seconds by which decoders of MP3 differ
+_SPARE = 0.1  # seconds by which MP3 decoders differ in length
 _NOTHING = np.zeros((0, 1), np.float32)
-_CANCELLED = 0.1  # of the energy that the average of unrelated channels has
+_CANCELLED = 0.1  # share of the energy that averaged unrelated channels have
 # what ffmpeg may read: no playlists, which name other files
 _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
 
@@ -157,7 +157,7 @@ class Sound:
         is_file = first.name == str(path) and first.format in ("WAV", "FLAC")
         self.is_plain = is_file and len(self._parts) == 1 and not self._fault  # NeMo reads the same
         self.at = 0  # the next sample
-        self.fault = ""  # why the file has no more samples, as far as it is read; "": it is whole
+        self.fault = ""  # why the file breaks off, as far as it was read; "": it does not
 
     def __enter__(self) -> Any:
         return self
@@ -173,7 +173,7 @@ class Sound:
             frame = max(0, frame - part.frames)
 
     def read_channels(self, count: int) -> np.ndarray:
-        """Return [n, channels] float32 samples, n <= `count`; n is smaller at a recording's end, 0 at the file's end.
+        """Return n <= `count` float32 samples [n, channels]; n is smaller at a recording's end, 0 at the file's end.
 
         Raises:
             RuntimeError: the file is damaged here.
@@ -183,7 +183,7 @@ class Sound:
             block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
             self.at += len(block)
             if rest - len(block) > _SPARE * self.samplerate:
-                self._parts = []  # a hole, behind which soundfile would go on at a wrong place
+                self._parts = []  # a gap, after which soundfile would go on at a wrong place
             if len(block):
                 return block
         missing = (self.frames - self.at) / self.samplerate
@@ -294,8 +294,8 @@ def _chain(content: Any, order: Any) -> Iterator[int]:
 
 
 def _with_size(content: bytes) -> io.BytesIO:
-    """Return a WAV file with the correct size in its header; a program that streams samples writes size 0 there."""
-    content = content.replace(b"RF64", b"RIFF", content.startswith(b"RF64"))  # whose samples are of unknown size
+    """Return a WAV file with the correct size in its header, where programs that stream samples write 0."""
+    content = content.replace(b"RF64", b"RIFF", content.startswith(b"RF64"))  # sample size unknown
     at = content.find(b"data", 12) + 4
     if content[:4] == b"RIFF" and content[at : at + 4] == bytes(4) and not content[at + 4 : at + 8].strip().isalnum():
         content = content[:at] + (len(content) - at - 4).to_bytes(4, "little") + content[at + 4 :]
@@ -337,7 +337,7 @@ class MonoReader(Sound):
         self._channel = channel_selector if isinstance(channel_selector, int) else None
         self.rate, self.seconds = self.samplerate, self.frames / self.samplerate
         self._left = sys.maxsize if duration is None else round(duration * self.rate)  # samples of the part
-        self._energies = np.zeros(2)  # of the average, and of the channels
+        self._energies = np.zeros(2)  # energy of the average, and of all channels
         if self._channel is not None and self._channel >= self.channels:
             channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
             expected = f"average or 0 .. {self.channels - 1}"
@@ -357,7 +357,7 @@ class MonoReader(Sound):
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent
 
     def read(self, count: int) -> np.ndarray:
-        """Return [n] float32 samples, n <= `count`; n is smaller at a recording's end, and 0 at the file's end."""
+        """Return n <= `count` float32 samples [n]; n is smaller at a recording's end, and 0 at the file's end."""
         block = self.read_channels(min(count, self._left))
         self._left -= len(block)
         if self._channel is not None or self.channels == 1:
@@ -372,7 +372,7 @@ class MonoReader(Sound):
             count -= len(block)
 
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
-        """Return up to `count` samples before any damage, [n] float32, and a message about the damage or ""."""
+        """Return up to `count` float32 samples [n] before any damage, and a message about the damage or ""."""
         blocks, fault = [np.zeros(0, np.float32)], ""
         while count > 0 and not fault:
             try:
@@ -410,6 +410,6 @@ def open_wav(target: Path, rate: int) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of libsndfile without the file's path, with which it begins."""
+    """Return libsndfile's message without the file's path at its beginning."""
     text = str(getattr(error, "error_string", None) or error)
     return "no audio is found in it" if "not a regular file" in text else text  # as it says of MP3 files

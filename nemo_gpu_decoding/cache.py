@@ -72,7 +72,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether any process holds the lock of `one_process_at_a_time`, or True if nobody can know."""
+    """Return whether any process holds the lock of `one_process_at_a_time`; True if the system cannot tell."""
     try:
         import fcntl
     except ImportError:

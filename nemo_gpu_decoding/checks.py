@@ -17,14 +17,14 @@ K = TypeVar("K")
 
 MOST_FAULTS = 3  # listed in a message
 _MOST_SHOWN = 200  # characters of a value in a message
-MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow or factors become 0
+MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # beyond these limits, float32 sums overflow or factors become 0
 
 
 class FieldError(ValueError):
     """A ValueError about the value of one field: "beam is 0.0, expected a finite number > 0".
 
-    If the caller knows the value under another name (a key of a config, an option of a command), it raises
-    `error.named("wfst.beam_width")` instead, so that no code has to parse the message.
+    A caller with another name for the value (a config key, a command's option) raises `error.named("wfst.beam_width")`
+    instead, so that no code has to parse the message.
 
     Args:
         field: name of the field.

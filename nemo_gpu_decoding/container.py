@@ -38,8 +38,8 @@ from nemo_gpu_decoding.checks import FieldError
 
 _PAGE = 4096
 _CHUNK = 1 << 22  # bytes at a time for checksums
-_LOCK = "lock"  # beside an unfinished file, held by the process that writes it
-_NEW = 2.0  # grace period in seconds for a folder without a lock: its process may be about to lock it
+_LOCK = "lock"  # lock beside an unfinished file, held by the writing process
+_NEW = 2.0  # grace period in seconds for an unlocked folder: its process may be about to lock it
 _SIZE = struct.Struct("<Q")
 _START = '{"__metadata__":{"kind":"%s",'
 _VERSION = re.compile(rb'.*?"version":"(\d+)","header":"([0-9a-f]{8})",')
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
         return (_START % self.name).encode()
 
     def is_kind_of(self, path: str | PathLike[str]) -> bool:
-        """Return whether a file is of this kind, which its first bytes tell."""
+        """Return whether a file's first bytes show that it is of this kind."""
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
         return start[_SIZE.size :] == self._mark
@@ -154,7 +154,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: str | PathLike[str]) -> Iterator[None]:
-    """Add this absolute path to an OSError of the block: the system's error of a full disk names no file."""
+    """Add this absolute path to an OSError of the block: the system's error for a full disk names no file."""
     try:
         yield
     except OSError as error:

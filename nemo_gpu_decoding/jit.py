@@ -35,7 +35,7 @@ LINKED_VERSIONS = ((0, 63), (0, 68))
 
 F = TypeVar("F", bound=Callable)
 
-intrinsic: Any = extending.intrinsic  # its type does not describe calls
+intrinsic: Any = extending.intrinsic  # typed as Any: its declared type cannot be called
 trailing_zeros: Any = numbers.trailing_zeros
 LANES = 16  # values that `not_below` compares at once
 
@@ -191,12 +191,12 @@ event.register("numba:compile", compilation)
 
 
 def working_seconds() -> float:
-    """Return the seconds of a clock that stops during compilation, to measure speed without compilation."""
+    """Return the seconds of a clock that stops during compilation, to measure speed."""
     return time.perf_counter() - compilation.seconds
 
 
 def announce_compilation(purpose: str) -> None:
-    """Set the purpose that the warning of `Compilation` names for the compilations that follow."""
+    """Set the purpose that `Compilation`'s warnings name from now on."""
     compilation.purpose = purpose
 
 

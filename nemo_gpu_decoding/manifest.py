@@ -24,7 +24,7 @@ AUDIO_SUFFIXES = (
     *(".rf64", ".m4a", ".mp4", ".webm", ".mka", ".mkv", ".aac", ".wma", ".amr", ".3gp", ".mov", ".avi", ".mp2"),
     *(".weba", ".flv", ".ac3", ".m4v", ".wmv"),
 )
-NO_TEXT = "-"  # in manifests of NeMo, of a recording without a transcript
+NO_TEXT = "-"  # NeMo manifests have this text if a recording has no transcript
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "in_grammar", "seconds"),
@@ -32,7 +32,7 @@ RESULT_KEYS = (
     *("wer", "error", "manifest", "line"),
 )
 
-FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of a user
+FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no user's field has this name
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Utterance:
     audio: AudioSource
     duration: float  # seconds
     text: str | None = None
-    request: WrittenRequest | None = None  # None: that of the decoding config
+    request: WrittenRequest | None = None  # None: no changes to the decoding config
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
     fault: str = ""  # why its audio cannot be decoded
 

@@ -118,7 +118,7 @@ class PhraseWords:
     """A set of phrases to find in texts as sequences of whole words, ignoring case."""
 
     phrases: frozenset[tuple[str, ...]]
-    lengths: frozenset[int]  # of the phrases, in words
+    lengths: frozenset[int]  # lengths of the phrases, in words
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> PhraseWords:
@@ -147,7 +147,7 @@ def _check_pairs(references: Sequence[str], hypotheses: Sequence[str]) -> None:
         raise ValueError(f"hypotheses has {len(hypotheses)} texts, expected {len(references)}, one per reference")
 
 
-FEWEST_WORDS = 20  # for a map
+FEWEST_WORDS = 20  # needed to fit a map
 LEAST = 1e-7  # confidences are between this and 1 - this, so that logits are finite
 
 
@@ -183,7 +183,7 @@ def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceM
     model = LogisticRegression(C=1e6)
     model.fit(np.tile(_logits(confidence), 2)[:, None], np.repeat([1, 0], len(right)), np.append(targets, 1 - targets))
     slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
-    if slope < 0:  # the confidence says nothing: the share of right words
+    if slope < 0:  # the confidence carries no information: use the share of right words
         slope, intercept = 0.0, float(_logits([targets.mean()])[0])
     return ConfidenceMap(round(slope, 5), round(intercept, 5))
 

@@ -39,10 +39,10 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
 def lines_of(path: str | PathLike[str]) -> list[bytes]:
     r"""Return the lines of a UTF-8 or UTF-16 file as UTF-8 bytes, without byte-order mark and "\n"."""
     content = Path(path).read_bytes()
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as programs of Windows save it
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as Windows programs save it
         content = content.decode("utf-16", "replace").encode()
     content = content.removeprefix(b"\xef\xbb\xbf")
-    if b"\n" not in content:  # of old programs of macOS
+    if b"\n" not in content:  # line ends of old macOS programs
         content = content.replace(b"\r", b"\n")
     return content.removesuffix(b"\n").split(b"\n") if content else []
 
@@ -67,7 +67,7 @@ def as_utf8(content: bytes, name: str) -> bytes:
 
 
 def _latin_1(error: UnicodeError) -> tuple[str, int]:
-    """Return the text of bytes that are no UTF-8, and where they end."""
+    """Return bytes that are not UTF-8 as Latin-1 text, and the position after them."""
     assert isinstance(error, UnicodeDecodeError)
     return error.object[error.start : error.end].decode("latin-1"), error.end
 

@@ -76,7 +76,7 @@ def load_preset(name: str) -> DictConfig:
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
     if file.parent.parent == conf_folder():
-        for base in config.pop("defaults", ()):  # as in Hydra; others than texts are types
+        for base in config.pop("defaults", ()):  # as in Hydra; entries that are no texts name types
             if isinstance(base, str) and base != "_self_":
                 config = DictConfig(OmegaConf.merge(load_preset(str(file.with_name(f"{base}.yaml"))), config))
     check_sections(config, f"preset={name}: ")

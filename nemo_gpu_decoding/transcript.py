@@ -206,7 +206,7 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
         totals.count(errors)
         name = rate_name([utterance.text]).lower()
         totals.by_characters += name == "cer"
-        # the rate is infinite without a word in the reference; JSON has no such number
+        # without words in the reference the rate is infinite, which JSON cannot express
         row |= {**text, name: round(errors.wer, 4) if math.isfinite(errors.wer) else None}
     return row
 

@@ -167,7 +167,7 @@ class Vocabulary:
         In scripts without spaces, a word is the text of one token: a character with its marks, or a longer piece.
         """
         spans: list[WordSpan] = []
-        marks = 0  # number of tokens without text before the word
+        marks = 0  # number of textless tokens before the word
         for begin, end in (part for word in self._word_ranges(ids) for part in self._divided(ids, *word)):
             word = self.text(ids[begin:end]).strip(" ")
             if word:
@@ -194,7 +194,7 @@ class Vocabulary:
 
     def _divided(self, ids: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield token ranges of the words in a text without spaces; byte tokens of one character stay together."""
-        first, at, last = begin, begin, ""  # first token of the word and of the character, character before
+        first, at, last = begin, begin, ""  # first tokens of the word and of the character; the previous character
         for n in range(begin, begin if self._unspaced.isdisjoint(ids[begin:end]) else end):
             text = self.text(ids[at : n + 1]).strip()
             if text.endswith(_NO_CHARACTER) and n - at < 3:
@@ -295,7 +295,7 @@ class Vocabulary:
                 spellings.append(form)
             except ValueError as error:
                 faults.append(error)
-        if not canonical:  # what the text lacks in lower case, too, says more than its letter case
+        if not canonical:  # a character missing in lower case too is the better reason
             named = faults[: 1 if text == text.lower() else 2]
             raise next((fault for fault in named if not str(fault).endswith(CASE_MATTERS)), faults[0])
         found = dict.fromkeys(map(tuple, canonical))

@@ -8,7 +8,7 @@ from functools import lru_cache
 _SCRIPTS_WITHOUT_SPACES = (
     "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "TIBETAN", "KHMER", "MYANMAR",
 )  # fmt: skip
-# stands before a word that follows the last one without a space, where NeMo joins texts by spaces
+# marks a word without a space before it, where NeMo joins texts by spaces
 JOINT = "\N{WORD JOINER}"
 _STACKING = "\u17d2\u1039"  # signs of Khmer and Burmese: the next consonant is below the one before
 _BEFORE_BASE = "เแโใไເແໂໃໄ"  # vowels of Thai and Lao that are written before their consonant

@@ -30,7 +30,7 @@ EXAMPLES = (
     "model=model.nemo phrases=names.txt command=./speak.sh texts=corpus.txt out=heard.txt",
 )
 FIRST = ("model", "phrases", "out", "manifest", "command", "sentences", "texts", "lm", "strategy", "most")
-PLACE = "PHRASE"  # in `sentences`
+PLACE = "PHRASE"  # placeholder in `sentences`
 CHARACTERS = 3  # least length of an alias
 PUNCTUATION = ".,;:!?\"'()"
 
@@ -205,7 +205,7 @@ def plain_words(text: str) -> list[str]:
 def choose(
     phrases: Sequence[Phrase], counts: Mapping[str, Counter[str]], ordinary: Iterable[str], most: int, min_count: int
 ) -> list[Phrase]:
-    """Add aliases to phrases: words recognised for one phrase only that do not occur in ordinary texts."""
+    """Add aliases to phrases: words that the model recognised for one phrase only, and that ordinary texts lack."""
     owners = Counter(alias for counter in counts.values() for alias in counter)
     taken = {" ".join(plain_words(text)) for phrase in phrases for text in (phrase.text, *phrase.aliases)}
     known = PhraseWords.of(owners)

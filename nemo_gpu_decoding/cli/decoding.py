@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
-LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
+LARGE_LM_STRATEGY = "paged_biglm"  # the strategy with a second LM
 
 # strategies whose options commands have, see `with_options_of`
 SEARCHES = {"flexctc_beam": FlexCTCConfig, "alsd_pp": ALSDConfig, "aes_pp": AESConfig}
@@ -41,7 +41,7 @@ BEAM_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in TREE}
 # `lm` is, for a graph, wfst_lm_path
 WORD_GRAPH_KEYS = {"beam_width": "beam_width", "lm": "arpa_lm_path", "lm_weight": "lm_weight"}
 WORD_GRAPH_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in ("ac_threshold", "ignore_case")}
-# options that have an effect with strategies of NeMo; those of its other beam searches are in `_BATCHED`
+# options that affect NeMo's strategies; those of its other beam searches are in `_BATCHED`
 _SIMPLE = ("beam_size", "score_norm", "lm", "lm_weight", "beam_beta")
 _BATCHED = (*_SIMPLE, "blank_lm_score_mode", "pruning_mode", "phrases", "boosting_weight")
 NATIVE_OPTIONS = {
@@ -298,7 +298,7 @@ def load_model(options: Any, build: Callable[..., DictConfig], head: str | None 
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """Return a strategy's shipped preset, with values that suit an LM or phrases if given; {} without a preset."""
+    """Return a strategy's preset in `conf/`, adapted to an LM or phrases if given; {} without a preset."""
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
@@ -372,7 +372,7 @@ def load_phrase_file(path: str | None) -> list[str]:
     """Return the phrases with weight >= 0 in the phrase file `path`, or [] if it is None."""
     if path is None:
         return []
-    from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
+    from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # as the decoder reads them
 
     return [phrase.text for phrase in read_phrases(existing_file("phrases", path)) if weight_of(phrase) >= 0]
 

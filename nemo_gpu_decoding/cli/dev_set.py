@@ -57,7 +57,7 @@ class DevSet:
         """Return the text of the best hypothesis of each utterance.
 
         Args:
-            second: the second pass, which ranks the first `n_best` different texts.
+            second: the second pass, which re-ranks the best `n_best` different texts.
         """
         results: list[NBest] = []
         for batch in self.batches:
@@ -114,7 +114,7 @@ def _pad(arrays: Sequence[np.ndarray], dtype: str) -> PaddedBatch:
     return PaddedBatch(padded, lengths)
 
 
-FOLDS = 5  # of the utterances; the map of the others is measured on each of them
+FOLDS = 5  # folds of utterances; a map fitted on the other folds is measured on each fold
 Words = tuple[list[float], list[bool]]  # confidences of the words of an utterance, and whether they are right
 
 

@@ -40,7 +40,7 @@ class Axis(NamedTuple):
 
 
 LM_WEIGHTS, BOOSTING_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-# a word of a graph is several tokens, so its weights are larger
+# a word is several tokens, so weights per word are larger
 WORD_LM_WEIGHTS, WORD_BOOSTING_WEIGHTS = (0.3, 0.5, 0.7, 1.0, 1.3), (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 BEAM_SIZES, SEGMENTATIONS = (8, 32), (1, 8)  # more than the first only with phrases
 BEAM_WIDTHS = (16.0, 40.0)  # 40 if a word's bonus may exceed half of 16
@@ -123,7 +123,7 @@ class Searches:
         self._ready: dict[tuple[Any, ...], Search] = {}
 
     def at(self, point: Point) -> Search:
-        """Return the decoder with the boosting tree of a point's options, but without the point's weights."""
+        """Return the decoder with the boosting tree of a point, but without its weights."""
         tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:

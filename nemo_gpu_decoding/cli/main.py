@@ -86,10 +86,9 @@ def overview() -> str:
 
 
 def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
-    """Return whether the user can correct this error: it is a ValueError, OSError or ImportError of this package or of
-    `module`.
+    """Return whether the user can correct an error: a ValueError, OSError or ImportError of this package or `module`.
 
-    If another library raises an error of these types, the cause is unknown, and the traceback is printed.
+    For such errors of other libraries, the cause is unknown, and the traceback is printed.
     """
     if isinstance(error, OSError) and error.filename is not None:
         return True  # the system's own message names the file
@@ -153,7 +152,7 @@ class _Lasting:
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
                 print(f"the rest of stdout is lost: {error}", file=sys.stderr)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # what is in the buffer goes there, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # buffered output is also discarded
 
 
 def file_of(name: str) -> str:

@@ -202,7 +202,7 @@ def run(options: TranscribeOptions) -> int:
     model = load(options)
     log = Log(kept_file(out), options_of_transcripts(options), partial(tqdm.write, file=sys.stderr))
     started, compiled = working_seconds(), compilation.seconds
-    with ExitStack() as run:  # a run that dies leaves an older file as it was
+    with ExitStack() as run:  # a run that is killed does not change an older file
         sink = run.enter_context(run.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         transcripts = _transcripts(model, utterances, options, log)
         if options.subtitles:

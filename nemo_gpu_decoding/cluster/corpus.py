@@ -36,7 +36,7 @@ from nemo_gpu_decoding.manifest import FAULT, find_audio, located, numbered_rows
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.transcript import one_line
 
-MAX_ROWS = 2000  # of a partition; needed for rows without duration
+MAX_ROWS = 2000  # limit of rows per partition; needed for rows without duration
 
 
 class Partition(NamedTuple):
@@ -134,7 +134,7 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
     partitions: list[Partition] = []
     position = begin = rows = 0
     seconds = 0.0
-    before: tuple[int, str | None] | None = None  # manifest and tar of the row before
+    before: tuple[int, str | None] | None = None  # manifest and tar of the previous row
 
     def cut() -> None:
         nonlocal begin, rows, seconds
@@ -363,7 +363,7 @@ def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: 
 
 def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
     """Raise a ValueError that names the first option that differs from the options of the run to resume."""
-    now = json.loads(json.dumps(given))  # in the form in which the file holds it
+    now = json.loads(json.dumps(given))  # in the form of the file
     for name in sorted(now.keys() | run["options"].keys()):
         old, new = run["options"].get(name), now.get(name)
         if old != new:

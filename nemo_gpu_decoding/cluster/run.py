@@ -74,8 +74,8 @@ class Worker(Transcriber):
     def __init__(self, job: Job) -> None:
         super().__init__(job.load(), job.cutting, job.batch_size)
         self.job, self.folder, self.totals = job, Folder(job.out), Totals()
-        # Decode a second of silence, so that one worker per machine compiles kernels and builds the graph. The others
-        # wait for it and load its files from the cache. Errors of the decoding options occur here.
+        # Decode a second of silence, so that one worker per machine compiles kernels and builds the graph. The other
+        # workers wait for the files in the cache. Wrong decoding options raise errors here.
         cache_folder().mkdir(parents=True, exist_ok=True)
         with one_process_at_a_time(cache_folder() / "workers.lock"):
             for outputs in self.model.encode([np.zeros(16000, np.float32)], batch_size=1):

@@ -16,9 +16,9 @@ state 0          between words: every word has its bonus; <unk> leads to state 1
 state 1          before the first piece of an unknown word, which gets a part of the penalty
 state 2          after that piece; further pieces cost nothing, and the word's end gets the remaining penalty
 other states     in an unknown word that begins like a hotword: as in pyctcdecode, the penalty is due at its end only,
-                 and each piece earns a part of the bonus; where the word goes on in another way, both are settled
+                 and each piece earns a part of the bonus; where the word continues differently, both are settled
 
-A penalty only at their ends would let unknown words first displace words of the LM from the beam.
+If unknown words paid only at their ends, they would first displace words of the LM from the beam.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ class LanguageModel:
 # -- the bonuses of words ---------------------------------------------------------------------------
 
 OUTSIDE, ENTERED, INSIDE = 0, 1, 2
-# What an unknown word pays at first, natural log. It is less than the default beam, because an unknown word that
-# begins like one of the LM must stay in the beam until the sound tells them apart.
+# What an unknown word pays at first, natural log: less than the default beam, so that an unknown word that begins like
+# a word of the LM stays in the beam until the sound tells them apart.
 MOST_ENTRY = 8.0
 Arc = tuple[int, float, int]  # label, weight, target
 Hotwords = Mapping[tuple[int, ...], float]  # the tokens of a word -> its bonus

@@ -1,7 +1,7 @@
 """Join the prediction network and joint of an exported transducer into one ONNX graph, and cut out subgraphs.
 
-An exported joint projects a frame again for every hypothesis, and some decoders are exported for one hypothesis. So
-the graph is cut where values that depend on frames meet values that depend on texts. Subgraphs take any batch size.
+An exported joint projects a frame again for every hypothesis, and some decoders take one hypothesis only. So the graph
+is cut where values that depend on frames meet values that depend on texts. Subgraphs take any batch size.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class OutputBeam(NamedTuple):
     last_lm_state: LMState | None  # for `lm_start_state` of the next part; None without an LM
     text_frames: list[WordFrames]
     logit_score: float  # natural log of the acoustic probability
-    lm_score: float  # logit_score and what the LM, beta and the hotwords add
+    lm_score: float  # logit_score plus the scores of LM, beta and hotwords
 
 
 class OutputBeamMPSafe(NamedTuple):
@@ -285,7 +285,7 @@ class BeamSearchDecoderCTC:
             likely = [np.concatenate([before, values]) for values in likely]
         results: dict[int, NBest[Any]] = {}
         for rows, search, requests in self._searches(options, len(likely)):
-            inputs = [likely[n] for n in rows] if len(rows) > 1 else likely[rows[0]]  # one is not copied
+            inputs = [likely[n] for n in rows] if len(rows) > 1 else likely[rows[0]]  # a single array is not copied
             nbests = search.decode(inputs, requests=requests)
             results |= zip(rows, nbests, strict=True)
         return log_probs, [results[n] for n in range(len(likely))], len(before)
@@ -368,7 +368,7 @@ class BeamSearchDecoderCTC:
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
     def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
-        """Convert a path to an `OutputBeam`, without frames and scores before the utterance. `values`: log-probs."""
+        """Convert a path to an `OutputBeam`, without frames and scores of the last utterance; `values`: log-probs."""
         starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]

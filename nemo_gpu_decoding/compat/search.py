@@ -15,10 +15,9 @@ from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTCon
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
 # States that the search with an LM keeps per hypothesis of pyctcdecode: the graph has several for one text, and
-# charges for a word at its beginning, where pyctcdecode does at its end. Chosen on other utterances than those of the
-# benchmark.
+# charges for a word at its beginning; pyctcdecode charges at its end. Chosen on utterances outside the benchmark.
 STATES = 10
-LEAD = 3.0  # width of the beam beyond beam_prune_logp, natural log: a word has its bonus before it is spelled
+LEAD = 3.0  # extra beam width over beam_prune_logp, natural log: a word gets its bonus before it is spelled
 MOST_RESULTS = 10_000
 SKIPPED = np.float32(-1000)  # log-prob of an unlikely token: a path of the graph takes it if there is no other
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped

@@ -45,7 +45,7 @@ def read_source(name: str, root: Path = PACKAGE) -> Source:
 
 
 def printed_header(name: str) -> str | None:
-    """Return the text of a header x.cuh that is printed from the records of x.py, or None if there is no x.py."""
+    """Return the text of the header x.cuh, generated from the records of x.py, or None if there is no x.py."""
     module = PurePosixPath(name).with_suffix("")
     if not (PACKAGE / module).with_suffix(".py").is_file():
         return None

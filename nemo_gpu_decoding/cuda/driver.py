@@ -110,7 +110,7 @@ class CudaModule:
                 f"kernel {signature.name} can't start on {self.device} with {grid} blocks of {block} "
                 f"threads and {shared_bytes} bytes of shared memory: {error}"
             ) from None
-        del slots  # must stay alive until here, when the driver has copied the arguments
+        del slots  # must stay alive until the driver has copied the arguments
 
     def find(self, signature: Signature) -> _Kernel:
         with self._lock:

@@ -1,7 +1,7 @@
 """Find the free host memory of a process, within the limits of its control groups.
 
 In a container, the system reports the free memory of the whole machine, but kills a process that exceeds
-the container's limit. So this module also reads the limits of all control groups of the process.
+the container's limit. This module therefore also reads the limits of the process's control groups.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class HostTable:
             )
         # tensors made from the array keep it alive and pinned
         self._unpin = weakref.finalize(self._array, lambda: torch.cuda.cudart().cudaHostUnregister(address))
-        # at exit the driver unpins all memory; a call may then come too late
+        # at exit the driver unpins all memory, perhaps before this call
         self._unpin.atexit = False
 
 

@@ -58,14 +58,14 @@ class Runtime(Protocol):
         Args:
             source: path relative to the package, "search/flexctc_beam/kernel.cu".
             device: device that runs the kernels.
-            defines: preprocessor macros; each set gives a separate module.
+            defines: preprocessor macros; each set of macros gives a separate module.
         """
 
     def shared_bytes(self, device: torch.device) -> int:
         """Return the largest dynamic shared memory of a block, in bytes."""
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Return the device of the kernels for tensors on `device`; `why_not` tells whether it is available."""
+        """Return the device that runs kernels for tensors on `device`; `why_not` tells whether it is available."""
 
 
 _lock = threading.Lock()
@@ -85,7 +85,7 @@ def runtime() -> Runtime:
 
 @contextmanager
 def use_runtime(replacement: Runtime) -> Iterator[Runtime]:
-    """Replace the runtime, for all threads of the process, until the block ends."""
+    """Replace the runtime, for the whole process, until the `with` block ends."""
     global _in_use
     with _lock:
         before, _in_use = _in_use, replacement

@@ -1,4 +1,4 @@
-"""Print numpy record types and kernel arguments as C++ structs, so that each is declared once.
+"""Generate C++ structs from numpy record types and kernel arguments, so that each is declared once.
 
 A Python module declares records and kernels; kernels include a header with the module's name:
 

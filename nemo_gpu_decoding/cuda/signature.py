@@ -31,7 +31,7 @@ RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
 class Layout(NamedTuple):
     """The dtype, record size and alignment that the elements of a tensor have."""
 
-    dtypes: tuple[torch.dtype, ...]  # any of these
+    dtypes: tuple[torch.dtype, ...]  # the tensor has one of these
     record_bytes: int  # 0 if the elements are not records
     alignment: int  # bytes
 
@@ -93,8 +93,8 @@ class Signature:
 
     name: str
     parameters: Mapping[str, Tensor | Scalar]
-    # Forms of arguments that have been checked. A launch with other addresses and numbers only then takes
-    # some microseconds; a check of every axis would take longer than the kernel.
+    # Forms of arguments that have been checked. If only addresses and numbers change, a launch takes some
+    # microseconds; a check of every axis would take longer than the kernel.
     checked_forms: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
     # Of the last launch: the device, the addresses and weak references to the tensors.
     last: list[Any] = field(default_factory=lambda: [(None, [], [])], init=False, repr=False, compare=False)
@@ -286,7 +286,7 @@ def _record(expected: Scalar, value: Any) -> tuple[Any, ...]:
 
 
 def _number(expected: Scalar, value: Any) -> np.generic:
-    """Convert a number; fractions are rounded to floating-point types, all else must be exact."""
+    """Convert a number; a float is rounded to a floating-point type, all else must be exact."""
     dtype: Any = expected.dtype
     if type(value) is dtype:
         return value

@@ -55,7 +55,7 @@ class CapturedGraph:
     def __del__(self) -> None:
         with suppress(DriverError):  # at the end of the process, there may be no context
             call("cuGraphExecDestroy", self._graph)
-        self._pool = None  # before another graph can use the stream
+        self._pool = None  # must happen before another graph uses the stream
         _idle_streams.setdefault(self._stream.device.index, []).append(self._stream)
 
 
@@ -120,7 +120,7 @@ def _add_while_node(graph: Any, handle: Any, context: Any) -> Any:
 
 @contextmanager
 def _capturing_into(graph: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Capture the block on a stream into a given graph."""
+    """Capture the work of the `with` block on a stream into a given graph."""
     mode = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     call("cuStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode)
     try:

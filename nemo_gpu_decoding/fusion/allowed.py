@@ -31,7 +31,7 @@ PRICE_WEIGHT = 2.0**-60
 # First words in the names of letters: of scripts with other names, and of accents and apostrophes that scripts share
 _OTHER_NAMES = {"HAN": ("CJK", "IDEOGRAPHIC")}
 _SHARED = ("COMBINING", "MODIFIER")
-_INCOMPLETE = "\ufffd"  # shown for a part of a character's bytes
+_INCOMPLETE = "\ufffd"  # shown for incomplete bytes of a character
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class AllowedTokens:
             labels = np.flatnonzero(~self._mask)
             self._outside[blank_id] = frozenset((labels + (labels >= blank_id)).tolist())
         outside, written = self._outside[blank_id], tokens.tolist()
-        if outside.isdisjoint(written):  # the usual case, four times as fast as counting
+        if outside.isdisjoint(written):  # the usual case; the test is four times as fast as counting
             return 0.0
         return 1.0 - (len(written) - sum(map(outside.__contains__, written))) / len(written)
 

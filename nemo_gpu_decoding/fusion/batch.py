@@ -39,7 +39,7 @@ class Rules(NamedTuple):
     grammar: Grammar | None = None
 
 
-# Start state and weight of an utterance's LM, its tree and the weight of it, its rules
+# Start state and weight of an utterance's LM, its tree and the tree's weight, its rules
 _Row = tuple[Any, Any, BackoffAutomaton, Any, Rules]
 
 
@@ -47,12 +47,12 @@ class FusionLabels(NamedTuple):
     """The label set that a decoder's LM and boosting automata must have, with limits of the strategy."""
 
     size: int  # number of labels
-    opened: int = 0  # number of labels for requests with words that the graph lacks; 0: it takes none
+    opened: int = 0  # number of labels with words that the graph lacks; 0: requests may have no such words
     unit: str = "tokens"  # for messages, as `hint`
     hint: str = " (vocab_size)"
-    lm_in_graph: bool = False  # the graph holds an LM that `Fusion.lm_weight` scales
+    lm_in_graph: bool = False  # whether the graph holds an LM, which `Fusion.lm_weight` scales
     max_states: int = 1 << 31  # of an automaton
-    blank_id: int = 1 << 31  # column of the blank; a token above it has its column minus 1 as label
+    blank_id: int = 1 << 31  # column of the blank; a token behind it has the label column - 1
     unlocked: str = ""  # why tokens cannot be forbidden; "": they can
     beam_beta: float = 0.0  # bonus per token that the boosting automata hold, natural log
 
@@ -142,7 +142,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     """Check that the LMs and the boosting tree of a fusion are automata over the decoder's labels.
 
     Raises:
-        ValueError: an automaton has other labels, or there is an LM in addition to the LM of the graph.
+        ValueError: an automaton has other labels, or an LM is given although the graph has an LM.
     """
     for name, lm in (("lm", fusion.lm), ("source_lm", fusion.source_lm)):
         if lm is not None and labels.lm_in_graph:
@@ -229,7 +229,7 @@ def _batch_of(lm: BackoffAutomaton, rows: Sequence[_Row]) -> BatchFusion:
     boosting_weights = np.array(weights, np.float32)
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
     number_of = {tree: number for number, tree in enumerate(dict.fromkeys(used or trees[:1] or [lm]))}
-    # an utterance without a tree has weight 0, so that any will do
+    # without a tree the weight is 0, so that any tree will do
     tree_of = np.array([number_of.get(tree, 0) for tree in trees], np.int64)
     of_lms = np.array(lm_starts, np.int32), np.array(lm_weights, np.float32)
     return BatchFusion(lm, *of_lms, tuple(number_of), tree_of, boosting_weights, tuple(rules))

@@ -18,7 +18,7 @@ What a text earns (refund "full")
     `overlapping`, a penalty does not count if it begins inside a phrase with a final bonus and ends after it.
 
 Weights
-    Tokens of an unfinished phrase get an advance on its bonus, so that the beam keeps them. A complete phrase
+    Tokens of an unfinished phrase get an advance on the bonus, so that the beam keeps them. A complete phrase
     gets its bonus at once; a token that continues the last word takes it back. For a node t of the trie, with
     parent p, label l and suffix link s (its longest proper suffix):
 
@@ -155,7 +155,7 @@ class Trie:
         """Return the suffix link of each node, [nodes]: the node of its longest proper suffix; 0 for the root."""
         links = np.zeros(len(self), np.int64)
         for level in self.levels()[1:]:
-            # the suffix is a child of the parent's suffix, or of a node to which that links
+            # the suffix is a child of the parent's suffix, or of a suffix of the latter
             nodes, pending = links[self.parents[level]], np.arange(len(level))
             while len(pending):
                 children = self.find(nodes[pending], self.labels[level[pending]])

@@ -16,7 +16,7 @@ A state is a pair of an LM state t and a source state s. A look-up backs off in 
     (root, s)       those of s; the LM reads their labels        (root, back-off of s)
     (root, root)    all labels
 
-So every weight is exact for any two LMs. The context of t determines s unless s has the longer context. With a
+Every weight is therefore exact for any two LMs. The context of t determines s unless s has the longer context. With a
 bigram source, the automaton has as many states as the LM, and about one more per token.
 """
 

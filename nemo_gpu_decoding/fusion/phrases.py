@@ -142,8 +142,7 @@ def _number(text: str) -> float:
 
 
 def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
-    """Drop blank and repeated phrases with a warning; keep the largest weights and all aliases; raise if none is left.
-    """
+    """Drop blank and repeated phrases with a warning; keep largest weight and all aliases; raise if none is left."""
     kept: dict[tuple[str, str | None], Phrase] = {}
     blank = duplicate = 0
     others = []

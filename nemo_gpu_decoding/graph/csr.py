@@ -66,7 +66,7 @@ def topology_number(name: str) -> int:
 
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
-MANY_ARCS = 8  # a state has a table if its arcs times this are as many as the labels
+MANY_ARCS = 8  # a state has a table if its arcs times this reach the number of labels
 
 GRAPH_STATE = np.dtype(
     [
@@ -387,7 +387,7 @@ def _check_labels(fst: Fst, num_words: int, name: str) -> None:
 # ----------------------------------------------------------------------------------- epsilon closure
 
 
-MAX_CHAIN = 64  # arcs; a longer chain is treated like a cycle
+MAX_CHAIN = 64  # limit, in arcs; a longer chain counts as a cycle
 Chains: TypeAlias = "tuple[np.ndarray, ...]"  # source states (of chains), words, costs and target states
 
 

@@ -29,7 +29,7 @@ Spelling = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The token sequences that spell the words. Tokens are columns of the log-probs.
+    """The token sequences that spell the words. Tokens are log-prob column numbers.
 
     Raises:
         ValueError: a word has no spelling, an empty or repeated one, or a token out of range.
@@ -37,7 +37,7 @@ class Lexicon:
 
     spellings: Mapping[str, tuple[Spelling, ...]]
     vocab_size: int  # number of tokens
-    reason: str = ""  # why the first word without a spelling has none
+    reason: str = ""  # the reason why a first word could not be spelled
     # A token that occurs once or more between words; it is optional before the first and after the last word. The
     # spellings do not contain it. None: the spellings mark where a word begins.
     separator: int | None = None

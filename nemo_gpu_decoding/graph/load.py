@@ -1,4 +1,4 @@
-"""Get the word graph of a decoding config: build it from an LM with the model's tokenizer, or read a ready one."""
+"""Get the word graph of a decoding config: build it from an LM with the model's tokenizer, or read a graph file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases, spellings_of
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
 _TOKENWORD = "#1"  # begins and ends a spelled word in graphs of NeMo's `mkgraph_ctc_ov`
-_LOOKED_AT = 2000  # number of spellings of a graph to compare with the model's vocabulary
+_LOOKED_AT = 2000  # number of a graph's spellings to compare with the model's vocabulary
 
 
 @checked_options

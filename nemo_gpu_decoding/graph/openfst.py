@@ -1,7 +1,7 @@
 """Read and write OpenFst's binary files with numpy: "vector" and "const" FSTs, tropical semiring.
 
-Kaldi, kaldifst and NeMo write such files (`TLG.fst`). This module needs no FST library. To pass a large FST to such a
-library, a file is faster than a call per arc. The layout, all little-endian:
+Kaldi, kaldifst and NeMo write such files (`TLG.fst`). This module needs no FST library. A file passes a large FST to
+such a library faster than a call per arc. The layout, all little-endian:
 
     header   int32 magic, fst type, arc type, int32 version, int32 flags, uint64 properties,
              int64 start, int64 states, int64 arcs

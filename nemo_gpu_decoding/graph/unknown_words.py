@@ -113,7 +113,7 @@ def _with_entrances(
     epsilons, begins, num_words = graph.arrays.epsilons, len(states) - 2, labels.end + 1
     sources, unknown = csr.arc_sources(graph.arrays.states, "epsilon"), labels.first - 1
     leads, sequences = np.flatnonzero(epsilons["target"] == entrance.state), dict[tuple[int, int], int]()
-    entering = np.zeros(len(leads) + 1, csr.EPSILON)  # after the closure arcs to the state, and from it
+    entering = np.zeros(len(leads) + 1, csr.EPSILON)  # after the closure arcs into the state, and those out of it
     entering[:-1] = epsilons[leads]
     before, number = np.unique(entering["olabel"], return_inverse=True)
     behind = [_behind(olabel, unknown, num_words, sequences) if olabel else unknown for olabel in before.tolist()]

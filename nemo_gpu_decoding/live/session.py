@@ -173,7 +173,7 @@ class Session:
         self.left_out: list[str] = []  # phrases that cannot be boosted
         self.read_on = asyncio.Event()  # more audio may be read
         self.read_on.set()
-        self.changed = asyncio.Event()  # there is something to send
+        self.changed = asyncio.Event()  # set if there is something to send
         self.audio_seconds = 0.0  # decoded audio
         self._options, self._new_stream = options, new_stream
         self._stream: int | None = None  # number of the recognizer's stream, if there is one
@@ -318,7 +318,7 @@ class Session:
         return message | details_of(transcript.later(self._offset))
 
     def _arrival(self) -> float:
-        """Return the event loop's time at which the last decoded sample arrived, seconds."""
+        """Return the event loop's time, in seconds, at which the last decoded sample arrived."""
         while len(self._arrivals) > 1 and self._arrivals[0][0] < self._taken:
             self._arrivals.popleft()
         return self._arrivals[0][1] if self._arrivals else asyncio.get_running_loop().time()

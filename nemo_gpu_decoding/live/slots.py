@@ -38,10 +38,10 @@ class LiveSlot:
 
 
 class _StepEvents(NamedTuple):
-    """The utterances that began, read a chunk or ended within a `Slots.step`, so that the step can be undone."""
+    """What undoing a `Slots.step` needs: the utterances that began, read a chunk or ended in it."""
 
     begun: dict[LiveSlot, None]
-    pushed: dict[LiveSlot, ValueError | None]  # the error of each chunk; None: it was read
+    pushed: dict[LiveSlot, ValueError | None]  # the error of each chunk; None: the chunk was read
     ended: dict[LiveSlot, None]
 
 
@@ -61,7 +61,7 @@ class Slots:
         self.decoder, self._first = decoder, first
         self._groups: list[Streams] = []
         self._step: _StepEvents | None = None  # the running step
-        self._read: dict[LiveSlot, ValueError | None] = {}  # errors of chunks in failed steps; None: it was read
+        self._read: dict[LiveSlot, ValueError | None] = {}  # errors of chunks in failed steps; None: no error
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:

@@ -15,9 +15,9 @@ def subtitles(parts: Sequence[Transcript], file_format: str, min_pause: float) -
     """Return the content of a subtitle file.
 
     Args:
-        parts: the transcript of each part, in order; a line ends with its part.
-        file_format: one of `FORMATS`; the times of tsv are milliseconds.
-        min_pause: a pause of at least so many seconds ends a line.
+        parts: the transcript of each part, in order; no line spans two parts.
+        file_format: one of `FORMATS`; tsv has times in milliseconds.
+        min_pause: a pause of so many seconds or more ends a line.
     """
     shown = []
     for number, line in enumerate((line for part in parts for line in lines(part, min_pause)), 1):

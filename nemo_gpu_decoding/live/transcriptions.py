@@ -42,13 +42,13 @@ logger = logging.getLogger("nemo_gpu_decoding")
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = ("segment", "word")
 _SPEAKERS = ("known_speaker_names", "known_speaker_references")
-IGNORED = ("temperature", "prompt", "chunking_strategy", "include", "user", "seed", *_SPEAKERS)  # change nothing here
+IGNORED = ("temperature", "prompt", "chunking_strategy", "include", "user", "seed", *_SPEAKERS)  # without effect
 OWN_FIELDS = ("file", "model", "response_format", "timestamp_granularities", "stream", *IGNORED)
-# may have "[]" or "[key]" at the end of their names
+# lists, whose names may end with "[]" or "[key]"
 LISTS = ("phrases", "keywords", "timestamp_granularities", "chunking_strategy", "include", *_SPEAKERS)
 BLOCK_SECONDS = 0.5  # read from the file at once
 UPLOADING = "uploading"  # the name of a task that reads a form
-LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
+LINE_PAUSE = 0.6  # a pause of so many seconds ends a line of subtitles
 
 
 class Upload(NamedTuple):

@@ -325,7 +325,7 @@ class ArpaReader:
             return
         seen, count, marker, expected = 0, self.counts[order], self._peek_line(), b"\\%d-grams:" % order
         if not count and marker != expected:
-            return  # as some writers do
+            return  # some programs write this
         if marker is None:
             raise self._error(f"truncated: the file ends before {_quote(expected)}")
         self._next_line()

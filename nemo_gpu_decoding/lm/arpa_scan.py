@@ -1,7 +1,7 @@
 """Scan lines of an ARPA file into numbers and symbol indices, in compiled code.
 
-This module reads numbers with few digits, with the same result as `float()`. Other numbers are returned to the caller
-as ranges of the text.
+This module reads numbers with few digits, with the same result as `float()`. For other numbers, the caller gets their
+ranges in the text.
 
 Symbols (words or tokens) are in a hash table with open addressing and linear probing. A slot is 0 if free, else
 
@@ -49,7 +49,7 @@ class SymbolTable:
         slots = np.zeros(4 << len(names).bit_length(), np.uint64)
         begins = np.array([0, *map(len, names)], np.int64).cumsum()
         self.arrays = SymbolArrays(slots, np.frombuffer(b"".join(names), np.uint8), begins)
-        self.double = int(_insert(self.arrays))  # the first position of a symbol that stands before it, too; or -1
+        self.double = int(_insert(self.arrays))  # the position of the first repeated symbol, or -1
 
 
 @compiled

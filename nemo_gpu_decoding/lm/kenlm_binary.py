@@ -28,7 +28,7 @@ from nemo_gpu_decoding.plain_text import as_utf8
 
 MAGIC = b"mmap lm http://kheafield.com/code"
 _VERSION = MAGIC + b" format version 5\n\0"
-_SANITY = (len(_VERSION) + 8) // 8 * 8 + 32  # magic with its own zero byte, and numbers of the machine
+_SANITY = (len(_VERSION) + 8) // 8 * 8 + 32  # magic text with a zero byte, and numbers in the machine's format
 _KINDS = (
     "probing", "rest probing", "trie", "quantised trie", "trie with compressed pointers",
     "quantised trie with compressed pointers",
@@ -283,7 +283,7 @@ class _Trie:
         return begin
 
     def _chop(self, entries: int, most: int) -> int:
-        """Return how many high bits of pointers up to `most` KenLM stores in a separate table."""
+        """Return the number of high bits that KenLM stores in a separate table, for pointers up to `most`."""
         if not self._is_chopped:
             return 0
         required = most.bit_length()

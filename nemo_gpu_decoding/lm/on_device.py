@@ -54,7 +54,7 @@ SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
 # `auto` keeps the larger of both free on a GPU, for the activations of an acoustic model and for the
 # search, which takes some 5 to 20 MB per utterance of a batch
 RESERVED_BYTES = 2 * 10**9
-RESERVED_SHARE = 0.1  # of all its memory
+RESERVED_SHARE = 0.1  # share of the device's memory
 # Largest share of free host memory to pin. Pinned memory is never swapped out; if too little other memory
 # is left, the system kills processes.
 PINNABLE_SHARE = 0.9
@@ -170,7 +170,7 @@ def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-SECTOR_BYTES = 32  # smallest read over the bus
+SECTOR_BYTES = 32  # bytes of the smallest read over the bus
 PIECE = 1 << 26  # bytes that are copied at a time
 SHOWN_FROM = 10**9  # smaller copies take about a second and show no progress bar
 _WORD = torch.int64  # holds the bits of uint64

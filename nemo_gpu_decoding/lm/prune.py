@@ -42,7 +42,7 @@ class _Order(NamedTuple):
         return self.block.log10_probs[rows] * math.log(10)
 
 
-_Kept = list[np.ndarray] | None  # by order: which n-grams stay; None: all
+_Kept = list[np.ndarray] | None  # by order: which n-grams stay; None: all of them
 
 
 def _parts(count: int) -> Iterator[slice]:
@@ -179,7 +179,7 @@ def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
     context_log_probs = orders[0].log_probs(slice(None))
     row = {symbol: i for i, (symbol,) in enumerate(orders[0].block.symbols)}
     bos, eos = (row.get(arpa.symbols.index(s)) if s in arpa.symbols else None for s in (BOS, EOS))
-    if bos is not None and eos is not None:  # sentences begin as often as they end
+    if bos is not None and eos is not None:  # <s> is as probable as </s>
         context_log_probs[bos] = context_log_probs[eos]
     changes = [np.full(len(orders[0].context), np.inf)]
     for n, order in enumerate(orders[1:], 1):

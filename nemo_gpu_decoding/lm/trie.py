@@ -58,7 +58,7 @@ class NGramTrie:
         self.children = zeros(self.num_inner + 1, np.uint32)
         self.labels[: self.counts[0]] = np.arange(self.counts[0], dtype=np.uint32)
         self.costs[: self.counts[0]] = np.inf
-        for order in range(2, self.order + 1):  # as if the order were empty
+        for order in range(2, self.order + 1):  # an order is empty until it is added
             self.children[self.first[order - 2] : self.first[order - 1] + 1] = self.first[order - 1]
         self.zeros = zeros
         self._staged = np.zeros(0, STAGED)  # [n-grams of the order that is being added]
@@ -142,7 +142,7 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
 def _is_filled(
     trie: NGramTrie, ngrams: Iterable[NGramBlock], symbols: Sequence[str], progress: Callable, fault: Callable
 ) -> bool:
-    """Add n-grams until one of them is added twice; return whether this never happens. `fault` makes a row's error."""
+    """Add n-grams, up to the first duplicate; return whether there is none. `fault` makes a row's error."""
     for order, blocks in groupby(ngrams, attrgetter("order")):
         for block in blocks:
             orphan = trie.add(block)
@@ -343,7 +343,7 @@ def enter_states(children, backoff_costs, state_of, states, num_arcs):
 def link(parents, state_of, children, arcs, states, suffix_states):
     """Set the targets of the arcs from the nodes parents[0] .. parents[1]-1, all of one order n - 1 >= 1.
 
-    Also set the back-offs of their target states and replaces costs that are NaN. Lower orders must be
+    Also set the back-offs of the target states, and replace costs that are NaN. Lower orders must be
     linked already. If "h w" is no state, its target is the target of w in the back-off state of h: the
     longest suffix of "h w" that is a state.
 

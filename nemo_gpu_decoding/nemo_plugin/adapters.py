@@ -128,7 +128,7 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
         if text == decoding.word_seperator:
             words.append([])
         elif text in (decoding.supported_punctuation or ()) and not words[-1] and len(words) > 1:
-            words[-2].append(confidence)  # NeMo joins it with the word before
+            words[-2].append(confidence)  # NeMo joins it to the previous word
         else:
             words[-1].append(confidence)
     return [decoding._aggregate_confidence(confidences) for confidences in words if confidences]
@@ -395,7 +395,7 @@ def alone_to_the_end(wrapped: Callable[..., Any], instance: Any, call: BoundArgu
 
 
 _locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()  # of models; a lock inside a model could not be copied
-_users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # threads that hold them
+_users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the threads that hold the locks
 _locks_lock = Lock()
 
 

@@ -18,9 +18,9 @@ USUAL = 30.0  # seconds of a segment, if the lengths of training are unknown
 MIN_PAUSE = 0.3  # seconds without a word, for a cut and between lines of subtitles
 # seconds; the largest one is the longest pause that a segment of a model that was trained on long utterances keeps
 PAUSES = (1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08, 0.06, 0.05)
-_LONG_SHARE = 0.02  # of the sound, in segments that are too long to be left as they are
+_LONG_SHARE = 0.02  # share of the sound that may be in segments that are too long
 SHORTEST = 1.0  # seconds of a segment; NeMo pads shorter files on both sides, which would shift times
-_ROOM = 0.5  # seconds between a cut and the next word; more is not better
+_ROOM = 0.5  # seconds between a cut and the next word; a longer distance is no better
 _WORD_SILENCE = 0.4  # seconds; a longer silence within a greedy word is a pause, closures of stops are below 0.2
 Span = tuple[int, int]  # first and end step
 _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound: fricatives, breath, reverberation
@@ -77,7 +77,7 @@ class _Levels(NamedTuple):
     speech: float  # median of words
     noise: float  # of silence, if the recording has silence
     loud: float  # sound above it is speech
-    faint: float  # sound above it is speech if it is beside louder sound
+    faint: float  # sound above it, beside louder sound, is speech
     quiet: float  # below it is the background noise alone
 
 

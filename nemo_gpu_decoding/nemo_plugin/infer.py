@@ -154,7 +154,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:
-        return False  # no change: this search has no CUDA graphs of its own
+        return False  # without effect: this search has no CUDA graphs
 
     def maybe_enable_cuda_graphs(self) -> bool:
         return False

@@ -248,7 +248,7 @@ class Model:
         stamps = hypothesis.timestamp
         if not isinstance(stamps, dict):
             return ()
-        spans = [span for span in stamps.get("word", ()) if span["word"]]  # NeMo has empty ones for bare word marks
+        spans = [span for span in stamps.get("word", ()) if span["word"]]  # NeMo has empty words for bare word marks
         values: list[float | None] = [float(value) for value in hypothesis.word_confidence or ()]
         if len(values) != len(spans):  # NeMo leaves the list empty without confidence
             values = [None] * len(spans)
@@ -330,7 +330,7 @@ class Head(ABC):
 
     def use(self, config: DictConfig) -> None:
         """Switch this head to the strategy in a `decoding` section; raise a ValueError for an unknown key."""
-        if find_strategy(config) is None:  # ours check their keys
+        if find_strategy(config) is None:  # this package's strategies check their keys
             from nemo_gpu_decoding.nemo_plugin.section import check_greedy, check_keys, nemo_config
 
             check_keys("", [str(key) for key in config], nemo_config("rnnt") | nemo_config("ctc"))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Wanted = Request | WrittenRequest | Sequence["str | Phrase"] | None
 logger = logging.getLogger("nemo_gpu_decoding")
-PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it has one of them
+PHRASES = ("phrases", "biasing_request")  # keys of phrases; a request has one of them
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ class AllowedOptions:
     scripts: tuple[str, ...] = option((), nemo="allowed_scripts")
     tokens: tuple[str, ...] = option((), nemo="allowed_tokens")
     text: Path | None = option(None, nemo="allowed_text")  # a file of sentences
-    # of others, also for the requests' own scripts
+    # price of other tokens, also for scripts that requests name
     price: float = option(math.inf, low=0, infinite=True, nemo="allowed_price")
 
 
@@ -381,7 +381,7 @@ class Values:
         tree = Values(name, {key: value for key, value in given.items() if key not in unset})
         for key in ("key_phrases_file", "model_path"):
             tree.file(key)
-        language = given.get("source_lang", BoostingConfig.source_lang)  # no choice: in the case it has
+        language = given.get("source_lang", BoostingConfig.source_lang)  # free text: keep its letter case
         boosting = tree.config(BoostingConfig, source_lang=language)
         if self.entries["boosting_tree_alpha"] is None:
             return boosting, None

@@ -126,12 +126,12 @@ class Transcriber:
         results: list[Transcript | str] = []
         for utterance in utterances:
             result = utterance.fault or (next(of_short) if utterance.duration <= longest else UNREADABLE)
-            # what can be read of an unreadable one is decoded as of a long recording
+            # the readable part of a damaged file is decoded like a long recording
             results.append(self._of_long(utterance) if result == UNREADABLE else result)
         return results
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """Return a transcript or error message for each row of a batch, from the log or by decoding `read()`."""
+        """Return each row's transcript or error message: the logged one, or else by decoding `read()`."""
         results = self.log.kept(rows, lambda: [text for pair in self._encoded(read()) for text in self.decode(*pair)])
         self.progress(sum(row.duration for row in rows))
         return results

@@ -1,4 +1,4 @@
-"""Keep running searches in NeMo's `partial_hypotheses`, and undo failed steps of NeMo's pipelines.
+"""Store active searches in NeMo's `partial_hypotheses`, and undo failed steps of NeMo's pipelines.
 
 NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
 `dec_state`. The object in `dec_state` holds the running search:
