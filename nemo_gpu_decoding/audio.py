@@ -295,7 +295,7 @@ def _chain(content: Any, order: Any) -> Iterator[int]:
 
 def _with_size(content: bytes) -> io.BytesIO:
     """Return a WAV file with the correct size in its header, where programs that stream samples write 0."""
-    content = content.replace(b"RF64", b"RIFF", content.startswith(b"RF64"))  # sample size unknown
+    content = content.replace(b"RF64", b"RIFF", content.startswith(b"RF64"))  # for samples of unknown number
     at = content.find(b"data", 12) + 4
     if content[:4] == b"RIFF" and content[at : at + 4] == bytes(4) and not content[at + 4 : at + 8].strip().isalnum():
         content = content[:at] + (len(content) - at - 4).to_bytes(4, "little") + content[at + 4 :]

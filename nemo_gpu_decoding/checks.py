@@ -50,7 +50,7 @@ class FieldError(ValueError):
 
 @contextmanager
 def fields_named(form: str) -> Iterator[None]:
-    """Catch a FieldError in this block, and raise it with the field name `form.format(name of the field)`."""
+    """Catch a FieldError of the `with` block, and raise it with the field name `form.format(name of the field)`."""
     try:
         yield
     except FieldError as error:
@@ -59,7 +59,7 @@ def fields_named(form: str) -> Iterator[None]:
 
 @contextmanager
 def having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Set a context variable to a value within this block, and restore the variable's old value at the end."""
+    """Set a context variable to a value within the `with` block, and restore the old value at the end."""
     token = variable.set(value)
     try:
         yield

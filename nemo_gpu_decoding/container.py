@@ -125,7 +125,7 @@ def write_arrays(
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; at the end of the block, that file replaces `path` atomically.
+    """Yield a temporary name beside `path`; at the end of the `with` block, this file replaces `path` atomically.
 
     If the program is killed within the block, `path` is unchanged and a folder stays beside it; the next write to
     `path` removes that folder. If `path` is a link, its target is replaced; devices and pipes are written directly.
@@ -154,7 +154,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: str | PathLike[str]) -> Iterator[None]:
-    """Add this absolute path to an OSError of the block: the system's error for a full disk names no file."""
+    """Add this absolute path to an OSError of the `with` block: the system's error for a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -246,7 +246,7 @@ def map_container(path: Path, kind: Kind, verify: bool, check: Callable[[Content
 
 @contextmanager
 def naming_damage(path: Path, what: str) -> Iterator[None]:
-    """Convert errors that a damaged file causes in this block to a ValueError that names the file and `what`."""
+    """Convert errors that a damaged file causes in the `with` block to a ValueError that names the file and `what`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-# extra -> its modules that are imported, the best-known one first
+# extra -> its imported modules, the best-known module first
 MODULES: dict[str, tuple[str, ...]] = {
     "nemo": ("nemo", "soundfile", "hydra", "fsspec", "sentencepiece"),
     "wfst": ("kaldifst", "sentencepiece"),

@@ -233,7 +233,7 @@ def _expand(pattern: str) -> list[Path]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, links included; warn of a folder that cannot be read."""
+    """Yield the files in a folder and its subfolders, links included; warn of unreadable folders."""
     seen = {os.path.realpath(folder)}
     for name, folders, files in os.walk(folder, onerror=lambda error: logger.warning("%s", error), followlinks=True):
         yield from (Path(name) / file for file in files)

@@ -127,7 +127,7 @@ def _path_keys(config: Any) -> list[str]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Return a path relative to `folder` if it is below the folder's parent, else the absolute path."""
+    """Return a path relative to `folder` if it is below the parent of `folder`, else the absolute path."""
     for up, base in (("", folder), ("../", folder.parent)):
         if path.is_relative_to(base):
             return up + path.relative_to(base).as_posix()

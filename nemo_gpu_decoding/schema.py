@@ -28,7 +28,7 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         above: 0 if values must be greater than 0. A float without `low` and `above` may be any finite number.
         infinite: whether inf is valid.
         choices: the valid texts.
-        unused: why values other than the default have no effect; they are invalid.
+        unused: why values other than the default have no effect; such values are invalid.
         needs: another option, in the form NAME=VALUE, without which other values than the default are invalid.
         nemo: the option's key in NeMo's section, if the key has another name; None means the section has no such key.
         cli: True: commands have this option of a search, see `with_options_of`; "tune": `tune` alone has it.

@@ -101,7 +101,7 @@ def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]
 
 
 def error_of(transcript: Transcript | str) -> str:
-    """Return the error of a transcript, or the error message that replaces the transcript of an utterance."""
+    """Return the error of a transcript; an error message in place of a transcript is the error itself."""
     return transcript if isinstance(transcript, str) else transcript.error
 
 

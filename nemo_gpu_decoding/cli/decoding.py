@@ -219,8 +219,8 @@ def keys_of(config: DictConfig) -> dict[str, str]:
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
     """Return NeMo's `decoding` section, made from a preset and from the options that are not None.
 
-    If `preset` is None, the strategy's shipped preset is used, adapted to an LM and phrases if they are given.
-    If `strategy` is None, the strategy is that of the preset or, if `preset` is None too, flexctc_beam.
+    If `preset` is None, the strategy's shipped preset is used, adapted to an LM and phrases if they are given. If
+    `strategy` is None, the preset's strategy is used or, if `preset` is None too, flexctc_beam.
 
     Raises:
         ValueError: the preset cannot be read, a file that an option names does not exist, or an option

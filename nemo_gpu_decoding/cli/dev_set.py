@@ -162,7 +162,7 @@ def words_of(head: Head, config: DictConfig, utterances: Sequence[Utterance], ou
 
 
 def _held_out(words: Sequence[Words]) -> list[Words]:
-    """Return the words with mapped confidence, where each utterance's map was fitted on other utterances."""
+    """Return the words with mapped confidence; each utterance's map was fitted on other utterances."""
     mapped = []
     for fold in range(FOLDS):
         fitted = metrics.fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))

@@ -161,7 +161,7 @@ def file_of(name: str) -> str:
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command; return it or, if it has a table `COMMANDS`, the command's entry there."""
+    """Import the module of a command; return the module or, if it has a table `COMMANDS`, the command's entry."""
     module = importlib.import_module(f"nemo_gpu_decoding.cli.{file_of(name)}")
     return getattr(module, "COMMANDS", {}).get(name, module)
 

@@ -170,7 +170,7 @@ def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callabl
 
 
 def field_comments(options_class: type) -> dict[str, str]:
-    """Map each field, also if inherited or added, to the comment above and behind it."""
+    """Map each field, inherited and added ones included, to the comments above and behind it."""
     comments = dict(getattr(options_class, "added_comments", {}))
     for base in reversed(options_class.__mro__[:-1]):
         comments.update(_own_comments(base))
@@ -195,7 +195,7 @@ def _own_comments(options_class: type) -> dict[str, str]:
 
 
 def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
-    """Split an argument at the first `=`; for `--beam-size` and the like, raise an error with the correct form."""
+    """Split an argument at the first `=`; for forms such as `--beam-size`, raise an error with the correct form."""
     key, equals, value = argument.partition("=")
     if equals and key and not key.startswith("-"):
         return key.lstrip("+"), value

@@ -197,7 +197,7 @@ def plot_file(options: TuneOptions) -> Path | None:
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
-    """Return the strategy to tune: the option `strategy`, else the preset's, else the default of the model's head."""
+    """Return the strategy to tune: the option `strategy`, else the preset's strategy, else the default of the head."""
     if options.strategy:
         return options.strategy
     if options.preset is None:

@@ -2,7 +2,7 @@
 
 Manifests may be compressed, and at any URL that fsspec reads. All rows are copied once to `rows.jsonl` in the folder
 of the run, with the path or URL of their audio. A partition is a byte range of `rows.jsonl`, so that a worker reads
-only the rows of its partition. An utterance whose audio cannot be read gets an error; the others are decoded.
+only the rows of its partition. An utterance whose audio cannot be read gets an error; other utterances are decoded.
 
     run.json           the options of the run; a run with other options is rejected
     rows.jsonl         the corpus

@@ -111,7 +111,7 @@ class OnnxCTC:
     """An exported CTC model; the blank is the last column.
 
     Args:
-        folder, quantization, providers: as of `OnnxTransducer`.
+        folder, quantization, providers: as for `OnnxTransducer`.
 
     Raises:
         FileNotFoundError, ValueError: as by `OnnxTransducer`.
@@ -189,8 +189,8 @@ class _Rows(_Session):
     """A network of a transducer; a call takes one row of each input per hypothesis.
 
     Args:
-        model, providers: as of `_Session`.
-        is_alone: whether to compute one row per call, because dynamic quantization takes its range from all rows.
+        model, providers: as for `_Session`.
+        is_alone: whether to compute one row per call, because dynamic quantization depends on all rows.
         states: number of LSTM states, which are the last inputs and outputs, [layers, N, columns].
     """
 

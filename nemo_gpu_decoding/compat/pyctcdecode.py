@@ -125,7 +125,7 @@ class BeamSearchDecoderCTC:
         unk_score_offset: float | None = None,
         lm_score_boundary: bool | None = None,
     ) -> None:
-        """Change the weights of the LM; None keeps a weight. The call has no effect if there is no LM."""
+        """Change the weights of the LM; None keeps a weight. Without an LM, the call has no effect."""
         if self._language_model is not None:
             self._language_model.reset_params(alpha, beta, unk_score_offset, lm_score_boundary)
 
@@ -238,8 +238,8 @@ class BeamSearchDecoderCTC:
         Args:
             pool: not used: the utterances are decoded as one batch in this process.
             logits_list: [T, V] of each utterance.
-            hotwords: as in `decode_beams`, or one such list, or None, for each utterance.
-            beam_width and the others: as in `decode_beams`.
+            hotwords: as in `decode_beams`, or for each utterance a list of hotwords or None.
+            other arguments: as in `decode_beams`.
         """
         given = _read(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
         results = self._decode(_named(logits_list), given)
@@ -271,7 +271,7 @@ class BeamSearchDecoderCTC:
 
         Args:
             named: name of an utterance in messages -> logits.
-            state: the LM's state before the utterances. Each of its tokens is a frame, and a blank follows.
+            state: the LM's state before the utterances; each token of the state becomes a frame and a blank.
         """
         log_probs = [self._log_probs(name, logits) for name, logits in named.items()]
         check_kind("lm_start_state", LMState(()) if state is None else state, LMState, ": an OutputBeam has it")
@@ -293,7 +293,7 @@ class BeamSearchDecoderCTC:
     # ------------------------------------------------------------------------------------ search
 
     def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request] | None]]:
-        """Yield indices, search and requests of the utterances without hotwords, then of those with hotwords."""
+        """Yield indices, search and requests of utterances without hotwords, then of utterances with hotwords."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
@@ -305,7 +305,7 @@ class BeamSearchDecoderCTC:
                 yield rows, search, [self._request(hotwords[n]) for n in rows] if has_hotwords else None
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-        """Return the hotwords that the labels can spell; warn once of the others."""
+        """Return the hotwords that the labels can spell; warn once of other hotwords."""
         bad = {word for words in hotwords for word in words if not spellings(self._alphabet, word)}
         if new := sorted(bad - self._ignored):
             self._ignored |= bad

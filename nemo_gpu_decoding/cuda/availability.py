@@ -20,7 +20,7 @@ OLDEST_CUDA_PYTHON = (12, 9)
 
 
 def why_unavailable(device: torch.device) -> str | None:
-    """Return None if kernels run on `device` (an index is optional), else the reason in one line. Never raises."""
+    """Return None if kernels run on `device` (an index is optional), else the reason in one line; never raises."""
     try:
         return _torch_problem(device) or _cuda_python_problem() or _compiler_problem(device) or _driver_problem()
     except Exception as error:  # the libraries raise errors of many types; none may stop a decoder

@@ -203,7 +203,7 @@ def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[
 
 
 def as_records(array: np.ndarray) -> torch.Tensor:
-    """Return a structured array as a uint8 tensor [*array.shape, itemsize], with shared memory if possible."""
+    """Return a structured array as a uint8 tensor [*array.shape, itemsize], without a copy if possible."""
     array = np.ascontiguousarray(array)
     flat = array.reshape(-1).view(np.uint8)
     if not flat.flags.writeable:

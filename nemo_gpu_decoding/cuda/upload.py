@@ -48,7 +48,7 @@ def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def synchronize_unless_capturing(device: torch.device) -> None:
-    """Wait for all kernels on `device`, after captures of other threads, because waiting would end a capture.
+    """Wait for all kernels on `device`, but first for captures of other threads, which the wait would end.
 
     Do nothing if this thread captures a stream, because a capture forbids waiting.
     """

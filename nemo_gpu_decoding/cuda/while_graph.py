@@ -8,8 +8,8 @@ at least once. The body of the loop may contain torch's operators.
 Torch's operators allocate from a memory pool of the graph during capture; a replay allocates no memory. WHILE nodes
 need CUDA 12.4 and a driver for 12.6, as in NeMo.
 
-torch captures nothing: `torch.cuda.graph` cannot capture into the body of a node, and torch before 2.12 (its pull
-request 180395) does not recover from a capture that CUDA refuses to end.
+This module captures without torch: `torch.cuda.graph` cannot capture into the body of a node, and torch before 2.12
+(its pull request 180395) does not recover from a capture that CUDA refuses to end.
 """
 
 import threading
@@ -28,7 +28,7 @@ ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT: every replay begins with the
 
 
 def why_no_while_graphs(device: torch.device) -> str | None:
-    """Return None if WHILE nodes work on `device`, else the reason in one line. Never raises."""
+    """Return None if WHILE nodes work on `device`, else the reason in one line; never raises."""
     if device.type != "cuda":
         return f"CUDA graphs run on CUDA devices, not on '{device}'"
     try:
@@ -97,7 +97,7 @@ _idle_streams: dict[int, list[torch.cuda.Stream]] = {}
 
 
 def _unused_stream(device: int) -> torch.cuda.Stream:
-    """Return a stream of the current device that no graph uses. Call with `capture_lock`."""
+    """Return a stream of the current device that no graph uses; the caller holds `capture_lock`."""
     if idle := _idle_streams.get(device):
         return idle.pop()
     return torch.cuda.ExternalStream(int(call("cuStreamCreate", NON_BLOCKING)), device=device)

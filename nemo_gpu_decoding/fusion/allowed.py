@@ -88,7 +88,7 @@ def with_costs(
 ) -> tuple[BackoffAutomaton | None, float]:
     """Return the boosting automaton with `costs` [V] (natural log) subtracted from its arcs, and its weight.
 
-    A tree of None or a weight of 0 means no phrases. If all costs are 0, tree and weight are returned unchanged.
+    A tree of None or a weight of 0 means no phrases. If all costs are 0, tree and weight do not change.
     """
     if not costs.any():
         return tree, weight

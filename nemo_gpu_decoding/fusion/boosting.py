@@ -454,7 +454,7 @@ class BoostingTree(BackoffAutomaton):
 
     @cached_property
     def _continues(self) -> Any:
-        """Return `is_continuation` as a list, whose items are faster to read than those of an array; [] for None."""
+        """Return `is_continuation` as a list, which is faster to read than an array; [] for None."""
         assert self.table is not None
         return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
 
@@ -463,7 +463,7 @@ class BoostingTree(BackoffAutomaton):
         """Return a trie of the phrases' units; `_NUMBER` maps to the first sequence of the phrase that ends there.
 
         With a trie, `occurrences` needs no look-up for each phrase length at each unit. Where only one phrase is left,
-        a pair (key, sequence) replaces nested dictionaries, since those of long lists exceed the CPU's caches.
+        a pair (key, sequence) replaces nested dictionaries, which exceed the CPU's caches for long lists.
         """
         trie: dict[Hashable, Any] = {}
         for key, (first, *_) in self._numbers[0].items():

@@ -32,7 +32,7 @@ LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of
 
 
 def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) -> BackoffAutomaton:
-    """Return the automaton whose weights are those of `lm` minus `ratio` times those of `source`.
+    """Return the automaton whose weights are the weights of `lm` minus `ratio` times the weights of `source`.
 
     Final weights subtract the source's weight of </s>, unless the source has no </s> in that state.
 

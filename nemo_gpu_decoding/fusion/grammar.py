@@ -1,8 +1,8 @@
 """Build closed grammars: automata over tokens that accept a list of sentences.
 
-A token path belongs to a sentence if its pieces spell the sentence, in any segmentation. Letter case and
-punctuation do not matter, so that models that write them need no other grammar. The automaton has a state for each
-place in the grammar's letters where a token may end:
+A token path belongs to a sentence if its pieces spell the sentence, in any segmentation. Letter case and punctuation
+do not matter, so that one grammar fits models with and without them. The automaton has a state for each place in the
+grammar's letters where a token may end:
 
     sentences "go", "go on"     tokens  ▁  ▁g  o  ▁go  ▁on  .
     state      0 (outside)   1 ""          2 "▁g"   3 "▁go" (a sentence)   4 "▁go▁"   5 "▁go▁on" (a sentence)

@@ -2,8 +2,8 @@
 
 An LM becomes a back-off automaton over the labels 0 .. V-1 [NGPU-LM, section 2]. A state is a context: an n-gram below
 the highest order. The arcs of a state are the n-grams that extend the context by one label. The back-off state is the
-longest proper suffix of the context that is a state. Scores are equal to the bit to those of NeMo's
-`NGramGPULanguageModel` if NeMo can read the file. This module also reads
+longest proper suffix of the context that is a state. Scores equal NeMo's (`NGramGPULanguageModel`) to the bit if NeMo
+can read the file. This module also reads
 
 - pruned files without some suffix n-grams: an absent context has back-off weight 0, so the longest
   suffix in the file gives the same scores;

@@ -7,7 +7,7 @@ An alias is a spelling that a model recognises for a spoken phrase; results cont
 
 The search boosts an alias like a phrase. `Aliases` replaces it in the text of a result, wherever its words occur
 between word boundaries, whether or not the search has added a bonus for them. Of several aliases that begin at the
-same word, the longest is replaced. Tokens, times and scores of the result stay those of the path.
+same word, the longest is replaced. Tokens, times and scores of the result do not change.
 """
 
 from __future__ import annotations

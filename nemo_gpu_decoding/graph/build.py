@@ -93,7 +93,7 @@ def build_graph(
 
 
 def with_warning(graph: WordGraph, name: str) -> WordGraph:
-    """Return the graph, with a warning if it lacks words of its LM that cannot be spelled."""
+    """Return the graph; log a warning if it lacks words of its LM, because they cannot be spelled."""
     lacking, examples = graph.report.get(UNSPELLED, 0), graph.report.get("examples of them", ())
     if lacking:
         logger.warning(
@@ -276,7 +276,7 @@ class Recipe:
 
     @property
     def takes_new_words(self) -> bool:
-        """Return whether the file of the graph says where words of a request begin, see `unknown_words.py`."""
+        """Return whether the graph's file says where words of a request begin (`unknown_words.py`)."""
         is_plain = self.lexicon.separator is None and not self.exact_backoff
         return is_plain and self.open_vocabulary is None and bool(self.lexicon.beginning_tokens)
 

@@ -295,7 +295,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def least_cost(self) -> float:
-        """Return the smallest cost of any arc or epsilon chain, at most 0; a lower bound on the cost of one step."""
+        """Return the smallest cost of any arc or epsilon chain, at most 0: a lower bound on the cost of one step."""
         arcs, epsilons = self.arrays.arcs["cost"], self.arrays.epsilons["cost"]
         return float(min(0.0, arcs.min(initial=0.0))) + float(min(0.0, epsilons.min(initial=0.0)))
 
@@ -340,7 +340,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def spelling_index(self) -> np.ndarray:
-        """Return an index, [words + 1] int64: word w has the spellings index[w] .. index[w + 1] - 1."""
+        """Return index, [words + 1] int64: word w has the spellings index[w] .. index[w + 1] - 1."""
         words = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
         return np.searchsorted(words, np.arange(len(self.words) + 1))
 

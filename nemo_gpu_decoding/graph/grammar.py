@@ -54,7 +54,7 @@ class Grammar:
 
     @property
     def cost_of_added_word(self) -> float:
-        """Return the cost of the 1-gram that a word which the file does not list gets (`lm/arpa.py`), natural log."""
+        """Return the 1-gram cost of a word that the file does not list (`lm/arpa.py`), natural log."""
         states, arcs = self.automaton.arrays
         root = states[np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0]]
         one_grams = arcs[root["arc_begin"] : root["arc_end"]]
@@ -155,7 +155,7 @@ MOST_COPIED = 2_000_000  # arcs
 
 
 def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
-    """Return the LM with copies of contexts, such that backing off gives no listed word a higher probability.
+    """Return the LM with copies of contexts, in which no listed word gets a higher probability by backing off.
 
     If the copies would have too many arcs, the LM is returned unchanged, with a warning.
     """

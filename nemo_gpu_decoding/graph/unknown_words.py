@@ -36,15 +36,15 @@ from nemo_gpu_decoding.jit import read_only
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
-WORD_COST, PIECE_COST = "unknown word cost", "unknown piece cost"  # in the report of a graph
-NEW_WORDS = "new words"  # there, the `Entrance`
+WORD_COST, PIECE_COST = "unknown word cost", "unknown piece cost"  # keys of a graph's report
+NEW_WORDS = "new words"  # key of the `Entrance` in the report
 
 
 class Entrance(NamedTuple):
     """The states in which the words of a request enter a graph with a closed vocabulary."""
 
-    state: int  # the graph state of no LM context
-    cost: float  # of an added word there, natural log
+    state: int  # the graph state with an empty LM context
+    cost: float  # of an added word in that state, natural log
     tokens: int  # number of tokens of the model
 
     @classmethod
@@ -102,7 +102,7 @@ def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels)
 def _with_entrances(
     graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels, states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the closure arcs of the graph, then those of all states from which the loop is entered or left.
+    """Return the closure arcs of the graph, then closure arcs of all states from which the loop is entered or left.
 
     Args:
         states: [S + 2], with the loop; output: the new ranges of closure arcs.

@@ -136,7 +136,7 @@ def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]
 
 
 def _forms(word: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
-    """Return a word's forms in the graph: as written, else in other letter cases; else the word itself."""
+    """Return a word's forms in the graph: as written, else in other letter cases; without any, the word itself."""
     for ignore_case in (config.is_case_ignored, True):
         if forms := [form for form in spellings_of(word, ignore_case) if form in graph.word_ids]:
             if ignore_case and not config.is_case_ignored:
@@ -208,7 +208,7 @@ def _build(sequences: Sequence[ScoredSequence], vocab_size: int, name: str) -> B
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:
-    """Return the label sequences of a phrase, and those of each word in the phrase that the graph lacks.
+    """Return the label sequences of a phrase, and the label sequences of its words that the graph lacks.
 
     A separate sequence per missing word refunds the cost of <unk> wherever the word occurs. If several
     sequences begin at one label, only the best counts, so a phrase that begins with the word includes its

@@ -195,7 +195,7 @@ class Batcher:
         """Remove crashed streams from the recognizer; called in the recognizer's thread.
 
         Args:
-            later: streams of the next step, which are dropped after it: the step may begin a stream that crashed
+            later: streams of the next step. They are dropped after the step, which may begin a stream that crashed
                 after its first chunk was taken.
         """
         for _ in range(len(self._lost)):

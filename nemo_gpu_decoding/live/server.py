@@ -96,8 +96,9 @@ class LiveServer(uvicorn.Server):
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down at a signal; at the second Ctrl+C, end at once. uvicorn's method stores the signal and raises it
-        again; this override does not, so that the process ends with status 0."""
+        """Shut down at a signal; at the second Ctrl+C, end at once. uvicorn's method would raise the signal again at
+        the end; without that, the process ends with status 0.
+        """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -339,7 +340,7 @@ class LiveServer(uvicorn.Server):
         await asyncio.wait_for(sending, self.batcher.limits.send_seconds)
 
     def _abort(self, socket: WebSocket) -> None:
-        """Abort the connection to a client that does not read, where a close message would wait in the send buffer."""
+        """Abort the connection to a client that does not read: a close message would wait in the send buffer."""
         for connection in list(self.server_state.connections):
             transport = getattr(connection, "transport", None)
             if transport is not None and getattr(connection, "client", None) == socket.scope["client"]:
@@ -376,6 +377,7 @@ def _outcome(field: str) -> str:
 
 def _is_same_origin(socket: HTTPConnection) -> bool:
     """Return whether a request comes from a program or from the server's page. Browsers let every page open
-    WebSockets and send forms, but name the page's origin."""
+    WebSockets and send forms, but state the page's origin.
+    """
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

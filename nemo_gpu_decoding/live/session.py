@@ -87,7 +87,7 @@ def read_json(text: str) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Return a value's form in error messages: long texts are cut, lists and objects replaced by their length."""
+    """Shorten a value for error messages: cut long texts, replace lists and objects by their length."""
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, list | dict):
@@ -126,7 +126,7 @@ def _check_phrases(phrases: Any, limits: Limits) -> None:
 
 
 def _texts_of(n: int, phrase: Any) -> list[Any]:
-    """Return the texts of a phrase and its aliases, which are not checked yet."""
+    """Return the texts of an unchecked phrase and its aliases."""
     if not isinstance(phrase, dict):
         return [phrase]
     aliases = phrase.get("aliases")

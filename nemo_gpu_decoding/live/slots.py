@@ -66,8 +66,8 @@ class Slots:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Undo a block that raises an error: utterances that began in the block are abandoned, and utterances that
-        ended in the block continue. The next chunk pushed to an utterance must be the chunk of this block; it is not
-        read again."""
+        ended in the block continue. After an error, push the same chunks again; chunks that were read are not read
+        twice."""
         step, groups, closed = _StepEvents({}, {}, {}), self._groups.copy(), list[LiveSlot]()
         self._step = step
         try:

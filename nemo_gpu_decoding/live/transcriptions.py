@@ -114,7 +114,7 @@ async def refusal(request: Request, error: Any) -> Response:
 
 
 def _timely(request: Request, limits: Limits) -> Request:
-    """Return a request that raises a TimeoutError if the upload or a pause within it takes too long.
+    """Return a request that raises a TimeoutError if the upload, or a pause in the upload, takes too long.
 
     Raises:
         FieldError: the size of the upload is not known, or too large.

@@ -9,8 +9,8 @@ A trie reads n-grams from their last word to their first: the children of an n-g
 before it. A trie's entries are bit fields without padding: word, back-off weight and probability, first child.
 
 A probing file has a hash table per order, whose keys cannot be decoded: the key of "a b c" is combined(key of "b c",
-a). So the reader tries every word that may precede "b c": all words for bigrams, and for trigrams those of a listed
-"w b". [Heafield 2011; lm/binary_format.cc of KenLM, format version 5]
+a). So the reader tries every word that may precede "b c": for bigrams all words, for trigrams each w of a listed "w
+b". [Heafield 2011; lm/binary_format.cc of KenLM, format version 5]
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class _Trie:
 
 @compiled
 def _find_bigrams(keys, words, first, inverse):
-    """Find the keys of bigrams, last * first_factor ^ (1 + word) * second_factor: their rows, last and first words."""
+    """Find the bigrams of keys last * first ^ (1 + word) * second: rows of the keys, last words, first words."""
     result = np.empty((3, len(keys)), np.int64)
     n, most = 0, np.uint64(words)
     for last in range(words):
@@ -308,12 +308,12 @@ def _find_bigrams(keys, words, first, inverse):
 
 @compiled
 def _find_longer(sought, keys, firsts, prefixes, before, begin, first, second):
-    """Find the n-grams that are a word before one of `keys`: rows in `sought`, and of their last and first words.
+    """Find the n-grams made of a word and one of `keys`: rows in `sought`, of the last and of the first n - 1 words.
 
     Args:
         sought: [N] keys of the n-grams, ascending.
-        keys: [M] those of the (n - 1)-grams; firsts: their first words; prefixes: rows of their first n - 2 words.
-        before: [M] the (n - 1)-grams by the rows of their last n - 2 words; begin: where those of each row begin.
+        keys: [M] keys of the (n - 1)-grams; firsts: their first words; prefixes: rows of their first n - 2 words.
+        before: [M] the (n - 1)-grams by the rows of their last n - 2 words; begin: the first of each row.
     """
     result = np.empty((3, len(sought)), np.int64)
     n = 0

@@ -87,7 +87,7 @@ def pack_arpa(source: Name, target: Name, *, temporary: Name | None = None, prog
 
 
 def pack_arpa_in_memory(source: Name, *, added_words: Sequence[str] = ()) -> packed.PackedLM:
-    """Pack an ARPA file in memory; other arguments and errors are those of `pack_arpa`.
+    """Pack an ARPA file in memory; other arguments and errors are as in `pack_arpa`.
 
     Args:
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).

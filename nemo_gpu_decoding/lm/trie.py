@@ -1,8 +1,8 @@
 """Store the n-grams of an LM as a trie in flat arrays, filled order by order, and build its automaton.
 
-Node i is an n-gram. The nodes of order 1 come first, then those of order 2, and so on. Within an order they
-are sorted by their words, so that the nodes that extend a node lie together, sorted by label. With the words
-a = 0, b = 1 and the n-grams "a", "b", "a a", "b b", "a a b":
+Node i is an n-gram. The nodes of order 1 come first, then the nodes of order 2, and so on. Within an order they are
+sorted by their words, so that the nodes that extend a node lie together, sorted by label. With the words a = 0, b = 1
+and the n-grams "a", "b", "a a", "b b", "a a b":
 
     node      0 (a)  1 (b)  2 (a a)  3 (b b)  4 (a a b)
     labels    0      1      0        1        1
@@ -58,7 +58,7 @@ class NGramTrie:
         self.children = zeros(self.num_inner + 1, np.uint32)
         self.labels[: self.counts[0]] = np.arange(self.counts[0], dtype=np.uint32)
         self.costs[: self.counts[0]] = np.inf
-        for order in range(2, self.order + 1):  # an order is empty until it is added
+        for order in range(2, self.order + 1):  # every order is empty until it is added
             self.children[self.first[order - 2] : self.first[order - 1] + 1] = self.first[order - 1]
         self.zeros = zeros
         self._staged = np.zeros(0, STAGED)  # [n-grams of the order that is being added]

@@ -2,8 +2,8 @@
 
 NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. NeMo's constructor prepares text,
 timestamps and confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A
-function creates the subclass with one base, because Python changes an object's class only between equal memory
-layouts. All other methods are those of NeMo's class.
+function creates each subclass with one base, because Python changes an object's class only between equal memory
+layouts. The subclass inherits all other methods.
 
 With a word graph, the search returns words and their frames, from which the text is made. NeMo itself joins tokens to
 text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
@@ -82,7 +82,7 @@ def written_text(hypothesis: Any, text: str) -> str:
 
 
 def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return each word's confidence by NeMo's method; a phrase gets that of the replaced words, aggregated."""
+    """Return each word's confidence by NeMo's method; phrases aggregate the confidence of the words they replace."""
     aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
     ids, vocabulary = hypothesis.y_sequence.tolist(), decoding.decoding.vocabulary()
     if vocabulary.has_unspaced(ids):
@@ -120,7 +120,7 @@ def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
 
 
 def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> list[Any]:
-    """Return the confidence of words in a character model; NeMo's `_aggregate_token_confidence` joins ids as text."""
+    """Return the confidence of words in a character model; NeMo's method would join ids as text."""
     hypothesis = call.arguments["hypothesis"]
     words: list[list[Any]] = [[]]
     texts = decoding.decode_ids_to_tokens(hypothesis.text[0])

@@ -1,7 +1,7 @@
 """Cut a long recording at pauses between words, near a target length, without silence around the segments.
 
-Models that were trained without silence make errors beside it. The words of a greedy pass show where
-cuts are allowed. Loudness shows where sound begins and ends: a word of the greedy pass may span a pause or be noise.
+Models that were trained without silence make errors beside it. The words of a greedy pass show where cuts are allowed.
+Loudness shows where sound begins and ends, because a word of the greedy pass may span a pause or be noise.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Levels(NamedTuple):
 def choose_segments(
     words: np.ndarray, loudness: np.ndarray, limits: Limits, step_seconds: float
 ) -> tuple[list[Span], list[int]]:
-    """Return first and end step of each segment, and the cuts that are at no pause of `MIN_PAUSE`.
+    """Return first and end step of each segment, and the cuts outside pauses of `MIN_PAUSE`.
 
     Every pause above a threshold ends a segment. The threshold is the longest pause in `limits` with which nearly all
     sound is in segments of valid length. Segments that are too long are cut. Between segments there is only silence. A
@@ -222,7 +222,7 @@ def _lengthened(sound: Span, segment: Span, step_seconds: float) -> Span:
 def _cuts(
     words: np.ndarray, loudness: np.ndarray, span: Span, longest: float, step_seconds: float, levels: _Levels
 ) -> tuple[list[int], list[int]]:
-    """Return begin, cuts and end of a span in steps, and the cuts that are at no pause of `MIN_PAUSE`."""
+    """Return begin, cuts and end of a span in steps, and the cuts outside pauses of `MIN_PAUSE`."""
     target, most, shortest = (_steps(seconds, step_seconds) for seconds in (longest / 2, longest, SHORTEST))
     cuts, doubtful, total = [span[0]], [], span[1]
     while total - cuts[-1] > most:

@@ -46,7 +46,7 @@ class BeamHypothesis(Hypothesis):
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
-        """Return the confidence of each frame that is no blank; NeMo aggregates the values per token."""
+        """Return the confidence of each non-blank frame; NeMo aggregates the values per token."""
         if self.frame_confidence is None:
             return []
         return [
@@ -77,7 +77,7 @@ class TransducerHypothesis(BeamHypothesis):
 
     @property
     def non_blank_frame_confidence(self) -> list[Any]:
-        """Return the confidence of each step that is no blank; NeMo uses the values as confidence of tokens."""
+        """Return the confidence of each non-blank step; NeMo uses the values as confidence of tokens."""
         return self.step_confidence
 
 

@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
     """Choose the segments of a recording, which begin and end at pauses between the words of a greedy pass.
 
-    Where no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
+    If no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
     """
     steps = max(1, round(model.frame_seconds / _STEP))
     step_seconds = model.frame_seconds / steps
@@ -95,7 +95,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
 def _begun(
     model: Model, file: AudioSource, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
 ) -> Iterator[tuple[float, int]]:
-    """Yield first step (with fraction) and end step of each segment; a segment does not begin with silence."""
+    """Yield first step (with fraction) and end step of each segment, which begins with sound."""
     silence, at = 2 * float(np.percentile(loudness, 10)), 0
     with MonoReader(file, model.channel_selector) as reader:
         for begin, end in segments:
@@ -178,7 +178,7 @@ def return_memory() -> None:
 def joined(
     spans: list[tuple[float, float]], transcripts: list[Transcript | str], fault: str = "", min_confidence: float = 0.0
 ) -> Transcript:
-    """Join the transcripts of segments to the recording's transcript, whose `error` names failed segments by times.
+    """Join the transcripts of segments to the recording's transcript; its `error` names the times of failed segments.
 
     Args:
         spans: start and end of each segment, seconds.

@@ -113,7 +113,7 @@ class Model:
 
     @contextmanager
     def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
-        """Use another `decoding` section for the model's current head within this block."""
+        """Use another `decoding` section for the model's current head within the `with` block."""
         head = self.current_head
         before = head.config
         head.use(OmegaConf.create(dict(section)))
@@ -265,8 +265,9 @@ class Model:
         return Word(text, start, end, **more)
 
     def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
-        """Take the pieces of a word from the front of `chars`, and return them if the word is too long for a subtitle
-        line and the pieces spell it. Marks stay with the character before."""
+        """Remove the pieces of a word from the front of `chars`; return them if the word is too long for a subtitle
+        line and the pieces spell it. Marks stay with the previous character.
+        """
         word, text = self._word(span, "word"), ""
         pieces: list[Word] = []
         while chars and (chars[0]["start_offset"] < span["start_offset"] or not "".join(chars[0]["char"]).strip()):

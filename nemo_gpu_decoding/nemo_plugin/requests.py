@@ -33,7 +33,7 @@ PHRASES = ("phrases", "biasing_request")  # keys of phrases; a request has one o
 def utterance_requests(
     model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
-    """Decode utterance i of this block with requests[i].
+    """Decode utterance i of the `with` block with requests[i].
 
         with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
             texts = model.transcribe(files)
@@ -79,7 +79,9 @@ def confidence_map(infer: Any) -> ConfidenceMap | None:
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
-    """Return the requests of the next `batch` utterances that `infer` decodes, or None outside of the block."""
+    """Return the requests of the next `batch` utterances that `infer` decodes, or None outside of
+    `utterance_requests`.
+    """
     pending = _pending.get()
     if pending is None or _decoding(pending.model).decoding is not infer:
         return None

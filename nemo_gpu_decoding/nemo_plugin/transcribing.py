@@ -47,7 +47,7 @@ class Log:
     def __init__(self, file: Path | None = None, run: Any = None, tell: Callable[[str], Any] = lambda _: None) -> None:
         self.file, self._run, self.tell = file, json.dumps(run, sort_keys=True), tell
         self._places: dict[str, int] = {}  # first byte of the values of the interrupted run
-        self.utterances = 0  # of that run, without segments
+        self.utterances = 0  # number in the interrupted run, without segments
         if file is None or not file.is_file():
             return
         end = 0

@@ -260,7 +260,7 @@ def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
 
 
 def _small_lm(wfst: Values) -> Path:
-    """Return the path of the small LM, whose scores the search subtracts at each word."""
+    """Return the path of the small LM; the search subtracts the small LM's scores at each word."""
     if wfst["small_lm_path"] is not None and wfst["arpa_lm_path"] is not None:
         raise ValueError(
             "wfst.small_lm_path and wfst.arpa_lm_path are both set, expected one of them: the LM of the "

@@ -373,8 +373,9 @@ def buffered_transducer(base: Any) -> type:
         def decode(
             self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
         ) -> tuple[list[Any], list[int]]:
-            """Decode frames, of which the first is frame `offset` of its stream; return hypotheses and the numbers of
-            skipped frames. Frames below 0 are padding, in which models may output words, and are skipped."""
+            """Decode frames from frame `offset` of the stream on; return hypotheses and numbers of skipped frames.
+            Frames below 0 are skipped: they are padding, in which models may output words.
+            """
             paddings = [max(0, round(-offset)) for offset in offsets]
             ends = [max(n, padding) for n, padding in zip(enc_lens.tolist(), paddings, strict=True)]
             frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
