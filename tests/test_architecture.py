@@ -204,22 +204,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1991,
-    "cli": 2085,
+    "(root)": 1994,
+    "cli": 2101,
     "cluster": 447,
     "compat": 994,
     "cuda": 958,
     "fusion": 2104,
     "graph": 1606,
-    "live": 1276,
+    "live": 1277,
     "lm": 1881,
-    "nemo_plugin": 3758,
+    "nemo_plugin": 3773,
     "search": 11181,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42319
+PACKAGE_LINES = 42359
 PACKAGE_FILES = 189
-TESTS_LINES = 38998
+TESTS_LINES = 39083
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
