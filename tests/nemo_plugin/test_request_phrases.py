@@ -14,7 +14,6 @@ VOCABULARY = Vocabulary((" ", *"abc"), "char")
 
 
 def decoder(has_phrases):
-    """What a request needs of a decoder."""
     fusion = SimpleNamespace(has_phrases=has_phrases, boosting_weight=None, boosting=BoostingConfig())
     return SimpleNamespace(
         options=SimpleNamespace(fusion=fusion),
