@@ -211,13 +211,13 @@ CODE_BUDGETS = {
     "graph": 1606,
     "live": 1277,
     "lm": 1881,
-    "nemo_plugin": 3773,
+    "nemo_plugin": 3778,
     "search": 11181,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42359
+PACKAGE_LINES = 42366
 PACKAGE_FILES = 189
-TESTS_LINES = 38971
+TESTS_LINES = 38974
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -246,6 +246,13 @@ def adapted_rnnt(base: Any) -> type:
                 hypothesis.text = written_text(hypothesis, hypothesis.text)
             return hypotheses_list
 
+        def decode_ids_to_tokens(self, tokens: list[int]) -> list[str]:
+            """Return the texts of tokens; NeMo loses the last characters of TDT models."""
+            labels = getattr(self, "labels_map", None)
+            if labels is None:
+                return super().decode_ids_to_tokens(tokens)
+            return [labels[token] for token in tokens if token in labels]
+
         def compute_rnnt_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
             hypothesis = super().compute_rnnt_timestamps(hypothesis, _WITH_TOKENS.get(timestamp_type, timestamp_type))
             divide_words(hypothesis.timestamp, hypothesis.y_sequence.tolist(), self.decoding.vocabulary())
