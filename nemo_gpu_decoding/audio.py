@@ -26,7 +26,8 @@ _SPARE = 0.1  # seconds by which MP3 decoders differ in length
 _NOTHING = np.zeros((0, 1), np.float32)
 _CANCELLED = 0.1  # share of the energy that averaged unrelated channels have
 # what ffmpeg may read: no playlists, which name other files
-_FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
+_FORMATS = "aac,ac3,aiff,amr,ape,asf,au,avi,caf,dsf,dts,eac3,flac,flv,matroska,mov,mp3,mpc,mpc8,mpeg,mpegts,ogg"
+_FORMATS += ",rm,tta,voc,w64,wav,wv"
 
 
 class AudioPart(NamedTuple):
@@ -216,7 +217,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
         file, said = _converted(*file_key(path))
         if file is None:
             raise RuntimeError(f"{_reason(error)} ({said})" if said else _reason(error)) from error
-        return [soundfile.SoundFile(file.name)], said or _unread(path.read_bytes())
+        return [soundfile.SoundFile(file.name)], said or _unread(path)
     # the log of libsndfile compares sizes in headers with the size of the file
     said = sounds[-1].extra_info
     found = re.findall(r"^ *([^:/\n]*?) *: (\d+) \(should be (\d+)\)", said, re.MULTILINE)
@@ -232,21 +233,23 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
     named = re.search(r"(?s)^data : (\d+)$.*Exiting parser", said, re.MULTILINE)
     if named and "WAV" in sounds[-1].format and path.stat().st_size > int(named[1]) + _HEADER:
         return sounds, f"its header names {named[1]} bytes of samples, and more follows"
-    if sounds[-1].format == "OGG":
-        end = path.read_bytes()[-1 << 17 :]
-        page = end[end.rfind(b"OggS") :].ljust(27, b"\0")
-        if not page[5] & 4 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]]):
-            return sounds, "the file is cut short: its last page is missing"
-    return sounds, ""
+    return sounds, _unread(path) if sounds[-1].format == "OGG" else ""
 
 
-def _unread(content: bytes) -> str:
-    """Return why ffmpeg silently stops before the end of a CAF, MP4 or ASF file, or "" if ffmpeg reads all of it."""
+def _unread(path: Path) -> str:
+    """Return why a CAF, MP4, ASF, Ogg or WAV file is read in part without an error, or "" if it is read whole."""
+    content = path.read_bytes()
     at = content.find(b"data") + 4
     if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
         return "the file is cut short"
+    end = content[-1 << 17 :]
+    page = end[end.rfind(b"OggS") :].ljust(27, b"\0")
+    if content[:4] == b"OggS" and (not page[5] & 4 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])):
+        return "the file is cut short: its last page is missing"
     is_joined = content[4:8] == b"ftyp" or content[:4] == b"0&\xb2u"
-    return "a recording is joined to it, which is not read" * (is_joined and content.find(content[:8], 8) > 0)
+    is_joined = is_joined and content.find(content[:8], 8) > 0
+    is_joined |= content[:4] in (b"RIFF", b"FORM") and len(_beginnings(*file_key(path))) > 1
+    return "a recording is joined to it, which is not read" * is_joined
 
 
 @lru_cache(4096)

@@ -22,7 +22,7 @@ AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf"),
     *(".sph", ".nist", ".voc", ".mpga", ".m4b", ".mpg", ".mpeg", ".wv", ".spx", ".raw", ".pcm"),
     *(".rf64", ".m4a", ".mp4", ".webm", ".mka", ".mkv", ".aac", ".wma", ".amr", ".3gp", ".mov", ".avi", ".mp2"),
-    *(".weba", ".flv", ".ac3", ".m4v", ".wmv"),
+    *(".weba", ".flv", ".ac3", ".m4v", ".wmv", ".tta", ".ape", ".mpc", ".dsf", ".dts", ".eac3", ".rm", ".ra"),
 )
 NO_TEXT = "-"  # NeMo manifests have this text if a recording has no transcript
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.

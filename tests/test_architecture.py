@@ -146,7 +146,6 @@ def test_package_does_not_import_benchmarks_and_tools():
 
 
 # ---------------------- The names of the package: loaded on first use, and what the docs say they are
-
 NAMES = [name for name in nemo_gpu_decoding.__all__ if name != "__version__"]
 
 
@@ -201,25 +200,24 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 
 # ---------------------- Budgets: the package, its tests and its docs grow on purpose or not at all
-
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1991,
-    "cli": 2085,
+    "(root)": 1994,
+    "cli": 2101,
     "cluster": 447,
     "compat": 994,
     "cuda": 958,
     "fusion": 2104,
     "graph": 1606,
-    "live": 1276,
+    "live": 1277,
     "lm": 1881,
-    "nemo_plugin": 3758,
+    "nemo_plugin": 3778,
     "search": 11181,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42319
+PACKAGE_LINES = 42366
 PACKAGE_FILES = 189
-TESTS_LINES = 38998
+TESTS_LINES = 38975
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -16,7 +16,7 @@ FORMS = {  # name -> format and subtype
     "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", "MPEG_LAYER_III"), "caf": ("CAF", "PCM_16"),
     "nist": ("NIST", "PCM_16"), "voc": ("VOC", "PCM_16"), "mat4": ("MAT4", "PCM_16"), "wavex": ("WAVEX", "PCM_16"),
 }  # fmt: skip
-OF_FFMPEG = ("m4a", "webm", "wma")
+OF_FFMPEG = ("m4a", "webm", "wma", "wv", "tta")
 needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
 
 
@@ -104,6 +104,8 @@ def test_files_that_are_read_in_part_have_a_fault(contents, tmp_path):
         command = ["ffmpeg", "-v", "error", "-i", "a", "-ar", "8000", "-c:a", codec, name]
         subprocess.run(command, cwd=tmp_path, check=True)
         assert read(tmp_path / name)[1:] == (pytest.approx(SECONDS, abs=0.3), "")
+    (tmp_path / "d.wav").write_bytes((tmp_path / "c.wav").read_bytes() * 2)
+    assert read(tmp_path / "d.wav")[2] == "a recording is joined to it, which is not read"
 
 
 def test_joined_files_of_different_rates_are_read_as_far_as_they_are_alike(contents, tmp_path):

@@ -95,7 +95,6 @@ def is_measurement(command):
 
 
 def is_server(command):
-    """A command that does not end by itself."""
     return command.startswith("nemo-gpu-decoding serve ")
 
 
@@ -465,7 +464,6 @@ def test_commands_of_records_are_options_of_the_benchmarks(records):
 
 
 def test_no_two_records_measure_the_same_row(records):
-    """Pages would show two figures of one row."""
     rows = []
     for name, text in records.RUNS.items():
         given = text if "strategy=" in text else f"strategy={name} {text}"

@@ -209,7 +209,6 @@ def _number_at(where: bytes, offset: int, *values: int, size: int = 4) -> Change
 
 
 def _chunk(before: bytes, name: bytes) -> Change:
-    """A further chunk of RIFF."""
     return lambda draw, content: content.replace(before, name + (64).to_bytes(4, "little") + bytes(64) + before, 1)
 
 

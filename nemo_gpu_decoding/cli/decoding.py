@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -24,6 +25,7 @@ from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
+logger = logging.getLogger("nemo_gpu_decoding")
 T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the strategy with a second LM
@@ -155,9 +157,9 @@ def check_rescoring(given: Any) -> None:
 
 
 def check_weight(name: str, value: Any, is_used: bool) -> None:
-    """Raise a ValueError if an LM weight is given without an LM, or a boosting weight without phrases."""
+    """Raise a ValueError if an LM weight is given without an LM, or an option of phrases without phrases."""
     if value is not None and not is_used:
-        option, what = {"lm_weight": ("lm", "an LM"), "boosting_weight": ("phrases", "phrases")}[name]
+        option, what = ("lm", "an LM") if name == "lm_weight" else ("phrases", "phrases")
         raise ValueError(f"{name} is {value}, which has no effect without {what}; add {option}=FILE or remove {name}")
 
 
@@ -172,6 +174,7 @@ def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) ->
     tree = section.get("boosting_tree") or {}
     has_phrases = has_own_phrases or any(tree.get(key) for key in PHRASE_KEYS)
     check_weight("boosting_weight", options.boosting_weight, has_phrases)
+    check_weight("ignore_case", options.ignore_case or None, has_phrases)
 
 
 def with_decoding(config: DictConfig, options: Any) -> DictConfig:
@@ -182,14 +185,11 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
     """
     given = options.decoding
     check_sections(given, "decoding.")
-    readers = {name: section for family in NATIVE.values() for section, names in family.items() for name in names}
-    other = {"beam", "wfst"} & given.keys() - {readers.get(str(config.strategy))}
-    if other and find_strategy(config) is None and "strategy" not in given:
-        raise ValueError(f"decoding.{min(other)} has no effect with strategy {config.strategy}, expected none")
     try:
         config = cast(DictConfig, OmegaConf.merge(config, given))
     except OmegaConfBaseException as error:
         raise ValueError(f"decoding={given} does not fit the decoding section: {error}") from error
+    check_readers(config, given)
     spec, head, n_best = find_strategy(config), getattr(options, "head", None), getattr(options, "n_best", 1)
     if spec and head not in (None, spec.family):
         raise ValueError(wrong_family(spec, head, f"head={head}"))
@@ -197,6 +197,17 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
     if isinstance(size, int) and n_best > size:
         raise FieldError("n_best", n_best, f"an integer 1 .. {size}; beam_size={n_best} keeps as many")
     return config
+
+
+def check_readers(config: DictConfig, given: Mapping[str, Any]) -> None:
+    """Raise a ValueError if the strategy of a config does not read a `given` section; warn of one in a preset."""
+    readers = {name: section for family in NATIVE.values() for section, names in family.items() for name in names}
+    spec = find_strategy(config)
+    for name in sorted({"beam", "wfst", "greedy"} - {spec.section if spec else readers.get(str(config.strategy))}):
+        if name in given:
+            raise ValueError(f"decoding.{name} has no effect with strategy {config.strategy}, expected none")
+        if spec is None and config.get(name):
+            logger.warning("%s in the preset has no effect with strategy %s", name, config.strategy)
 
 
 def section_of(strategy: str) -> str:

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decoding") -> int:
     """Run the program `module`, print errors as `main` does, and return the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it is closed, as by `>&-`, or there is no console
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):  # a console may lack letters of a text, or the name of a file is not UTF-8
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -125,14 +128,14 @@ def run_program(
     check_outputs(options)
     if not any(getattr(options, name, None) for name in (*OUTPUTS, "subtitles")):
         return int(module.run(options))
-    with redirect_stdout(_Lasting(sys.stdout)) as stdout:
+    with redirect_stdout(_Lasting(sys.stdout)) as stdout, redirect_stderr(_Lasting(sys.stderr)):
         code = int(module.run(options))
         stdout.flush()
         return code
 
 
 class _Lasting:
-    """A wrapper of stdout that silently discards output after the pipe was closed or the disk was full."""
+    """A wrapper of stdout or stderr that silently discards output after the pipe was closed or the disk was full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -150,9 +153,9 @@ class _Lasting:
         try:
             return method(*arguments)
         except OSError as error:
-            if not isinstance(error, BrokenPipeError):
-                print(f"the rest of stdout is lost: {error}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # buffered output is also discarded
+            if not isinstance(error, BrokenPipeError):
+                print(f"the rest of {self._stream.name.strip('<>')} is lost: {error}", file=sys.stderr)
 
 
 def file_of(name: str) -> str:

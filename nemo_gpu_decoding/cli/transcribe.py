@@ -355,8 +355,8 @@ def _transcripts(
 
 def _check_names(utterances: Sequence[Utterance]) -> None:
     """Raise a ValueError if the subtitle files of two recordings would have the same name."""
-    whole = [utterance.path for utterance in utterances if part_of(utterance.audio).is_whole]
-    files = [*whole, *{utterance.path for utterance in utterances if not part_of(utterance.audio).is_whole}]
+    read = [part_of(utterance.audio) for utterance in utterances if not utterance.fault]
+    files = [*(part.path for part in read if part.is_whole), *{part.path for part in read if not part.is_whole}]
     if len({file.stem for file in files}) < len(files):
         raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
 

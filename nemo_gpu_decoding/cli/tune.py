@@ -20,7 +20,7 @@ from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, 
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
 from nemo_gpu_decoding.manifest import read_manifest, usable
-from nemo_gpu_decoding.metrics import rate_name
+from nemo_gpu_decoding.metrics import rate_name, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table, path_of
 from nemo_gpu_decoding.presets import load_preset, write_preset
@@ -278,6 +278,11 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     if (found := trials[0].score.phrases) and found.false_negatives:
         note.append(
             f"({found.false_negatives} phrases missed; nemo-gpu-decoding aliases finds what is heard for them)"
+        )
+    folded = word_errors(*([text.casefold() for text in texts] for texts in (dev.references, dev.greedy_texts)))
+    if 2 * folded.total < dev.score(dev.greedy_texts, ()).errors.total:
+        note.append(
+            f"(the letter case of the references is not the model's; without case {rate} {100 * folded.wer:.2f} %)"
         )
     return "\n".join([format_table(header, rows), *note])
 

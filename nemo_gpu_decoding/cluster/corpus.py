@@ -184,7 +184,7 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
             row.setdefault(FAULT, f"{where}: shard_id is {index!r}, expected {expected}")
             return {"audio": name}
         return {"audio": tars[index], "member": name}
-    if "://" not in url and (name.startswith("file:") or "://" not in name):
+    if "://" not in url and (name[:5].lower() == "file:" or "://" not in name):
         return {"audio": str(located(Path(url).parent, name))}
     return {"audio": name if "://" in name or name.startswith("/") else f"{url.rsplit('/', 1)[0]}/{name}"}
 

@@ -148,7 +148,8 @@ def _read(form: FormData, limits: Limits) -> Upload:
     known = (*OWN_FIELDS, "keywords", *(key for key in START_KEYS if key not in ("sample_rate", "partials")))
     for name, values in fields.items():
         if name not in known:
-            raise FieldError(name[:80], str(values[0])[:80], f"none; the fields are {', '.join(known)}")
+            value = str(getattr(values[0], "filename", values[0]))
+            raise FieldError(name[:80], value[:80], f"none; the fields are {', '.join(known)}")
         if name in IGNORED:
             warn_once(f"{name} of a request is ignored, because it changes nothing here")
     file = fields.pop("file", [None])[-1]

@@ -10,7 +10,7 @@ text and splits the text into words. NeMo's options for text still apply: no spa
 marks, `word_seperator` between words, division into segments, and confidence by `confidence_cfg`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
@@ -27,11 +27,11 @@ from nemo.utils import logging
 from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.checks import having
+from nemo_gpu_decoding.checks import check_kind, having
 from nemo_gpu_decoding.metrics import calibrated
 from nemo_gpu_decoding.nemo_plugin import hypotheses as kinds
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
-from nemo_gpu_decoding.nemo_plugin.register import StrategySpec, find_strategy, other_strategies, wrong_family
+from nemo_gpu_decoding.nemo_plugin.register import find_strategy, other_strategies, wrong_family
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map
 from nemo_gpu_decoding.nemo_plugin.section import check_confidence
 from nemo_gpu_decoding.presets import check_sections
@@ -241,6 +241,13 @@ def adapted_rnnt(base: Any) -> type:
                 hypothesis.text = written_text(hypothesis, hypothesis.text)
             return hypotheses_list
 
+        def decode_ids_to_tokens(self, tokens: list[int]) -> list[str]:
+            """Return the texts of tokens; NeMo loses the last characters of TDT models."""
+            labels = getattr(self, "labels_map", None)
+            if labels is None:
+                return super().decode_ids_to_tokens(tokens)
+            return [labels[token] for token in tokens if token in labels]
+
         def compute_rnnt_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
             hypothesis = super().compute_rnnt_timestamps(hypothesis, _WITH_TOKENS.get(timestamp_type, timestamp_type))
             divide_words(hypothesis.timestamp, hypothesis.y_sequence.tolist(), self.decoding.vocabulary())
@@ -318,12 +325,17 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
             if not (others := other_strategies(str(cfg.get("strategy")), family)):
                 raise
             raise ValueError(f"{error}{others}") from error
+        except OSError as error:
+            placeholder = _Unusable.of(str(cfg.strategy), error)
+            call.arguments["decoding_cfg"] = _host_config(cfg, "beam")
+            wrapped(*call.args, **call.kwargs)
+            instance.cfg, instance.decoding = _unstructured(cfg), placeholder
         return
     if spec.family != family:
         head = {"ctc": "CTC", "rnnt": "transducer"}[spec.family]
         hint = f"for the {head} head of a hybrid model: change_decoding_strategy(cfg, decoder_type='{spec.family}')"
         raise ValueError(f"{wrong_family(spec, family, 'this decoder')}; {hint}")
-    call.arguments["decoding_cfg"] = _host_config(cfg, spec)
+    call.arguments["decoding_cfg"] = _host_config(cfg, spec.section)
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)
     instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
@@ -332,10 +344,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
     try:
         instance.decoding = spec.build(instance, instance.cfg, **networks)
     except (ValueError, OSError) as error:
-        if not AppState().is_model_being_restored:
-            raise
-        logging.warning(f"The model is restored without its decoding strategy {spec.name}: {error}")
-        instance.decoding = _Unusable(error)
+        instance.decoding = _Unusable.of(spec.name, error)
     if _changing.get() and isinstance(instance.decoding, FusedInfer):
         instance.decoding.decoder()
 
@@ -345,6 +354,14 @@ class _Unusable:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
+
+    @classmethod
+    def of(cls, strategy: str, error: Exception) -> "_Unusable":
+        """Return the placeholder for a strategy, with a warning; raise the error unless a model is being restored."""
+        if not AppState().is_model_being_restored:
+            raise error
+        logging.warning(f"The model is restored without its decoding strategy {strategy}: {error}")
+        return cls(error)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "decoding_computer":  # copies and pickles; models look for it
@@ -367,7 +384,8 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     with having(_changing, True), _only_user_of(instance):
         are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
         if given := call.arguments.get("decoding_cfg"):
-            call.arguments["decoding_cfg"] = _with_default_weight(_as_config(given))
+            check_sections(cfg := _as_config(given), "")
+            call.arguments["decoding_cfg"] = _with_default_weight(cfg)
         wrapped(*call.args, **call.kwargs)
         if are_graphs_off:
             instance.disable_cuda_graphs()
@@ -431,6 +449,7 @@ construct_rnnt = partial(_construct, "rnnt")
 def _as_config(cfg: Any) -> DictConfig:
     if is_dataclass(cfg):
         return OmegaConf.structured(cfg)
+    check_kind("decoding_cfg", cfg, Mapping, ' such as {"strategy": "flexctc_beam"}')  # YAML accepts texts
     return cfg if isinstance(cfg, DictConfig) else OmegaConf.create(cfg)
 
 
@@ -440,13 +459,13 @@ def _unstructured(cfg: DictConfig) -> DictConfig:
     return OmegaConf.create(values)
 
 
-def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
+def _host_config(cfg: DictConfig, section: str) -> DictConfig:
     """Return the config for NeMo's constructor: greedy decoding without files to load, and this config's flags."""
     host = _unstructured(cfg)
     host.strategy = "greedy_batch"
     greedy = host.get("greedy") or {}
     host.greedy = {key: value for key, value in greedy.items() if key not in GREEDY_EXTRAS}
-    options = host.get(spec.section) or {}
+    options = host.get(section) or {}
     for flag in ("preserve_alignments", "compute_timestamps"):
         if host.get(flag) is None:
             host[flag] = bool(options.get(flag, False))

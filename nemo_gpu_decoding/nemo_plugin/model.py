@@ -205,7 +205,7 @@ class Model:
 
     def check_request(self, written: WrittenRequest) -> None:
         """Raise a ValueError if the current strategy cannot decode with this request."""
-        request_of(infer_of(self.model), written)
+        request_of(infer_of(self.model, f"{', '.join(written.given)}: "), written)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
         """Decode encoder output of `encode`; return NeMo's `Hypothesis` or n-best list for each utterance."""
@@ -332,10 +332,10 @@ class Head(ABC):
     def use(self, config: DictConfig) -> None:
         """Switch this head to the strategy in a `decoding` section; raise a ValueError for an unknown key."""
         if find_strategy(config) is None:  # this package's strategies check their keys
-            from nemo_gpu_decoding.nemo_plugin.section import check_greedy, check_keys, nemo_config
+            from nemo_gpu_decoding.nemo_plugin.section import check_keys, check_native, nemo_config
 
             check_keys("", [str(key) for key in config], nemo_config("rnnt") | nemo_config("ctc"))
-            check_greedy(config)
+            check_native(config)
         which = {"decoder_type": self.name} if self.model.is_hybrid else {}
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 

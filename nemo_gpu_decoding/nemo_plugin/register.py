@@ -187,11 +187,11 @@ def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
 
 
 def head_of(strategy: str, heads: Sequence[str]) -> str:
-    """Return the name of the head that a strategy decodes; for NeMo's strategies, return the first head."""
+    """Return the name of the head that a strategy decodes: the first one if it decodes several, or is unknown."""
     spec = STRATEGIES.get(strategy)
     if spec and spec.family not in heads:
         raise ValueError(wrong_family(spec, heads[0], "this model"))
-    return spec.family if spec else heads[0]
+    return spec.family if spec else next((head for head in heads if strategy in possible_strategies(head)), heads[0])
 
 
 def register() -> None:

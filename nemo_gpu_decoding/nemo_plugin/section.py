@@ -40,8 +40,12 @@ S = TypeVar("S", bound=SearchConfig)
 # NeMo 2.7 has this section in `wfst`, and so do configs saved by it
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
-# Keys of `greedy` that NeMo reads, or has read, and its dataclasses lack
-UNDECLARED_OF_GREEDY = ("max_symbols", "max_generation_delta", "n_samples", "temperature")
+# Keys that NeMo reads, or has read, and its dataclasses lack; `n_best` is of this package's command line
+UNDECLARED = {
+    "greedy": ("max_symbols", "max_generation_delta", "n_samples", "temperature"),
+    "beam": ("max_symbols", "tsd_max_sym_exp", "compute_timestamps", "preserve_frame_confidence", "n_best"),
+    "wfst": ("n_best",),
+}
 
 # Values in NeMo's model configs that differ from its defaults, whatever the strategy
 STOCK: dict[str, tuple[Any, ...]] = {
@@ -191,7 +195,7 @@ class Section:
     def _check_others(self, whole: Mapping[str, Any]) -> None:
         """Raise a ValueError for a value that is not a default in a section that this strategy does not read."""
         check_confidence(whole, self.family)
-        check_greedy(whole)
+        check_native(whole, ("greedy",))
         schema = nemo_config(self.family)
         for name in {"beam", "wfst", "greedy"} & schema.keys() - {self.name}:
             neutral = _flat(nemo_defaults(self.family, name), "")
@@ -412,10 +416,11 @@ def check_confidence(cfg: Any, family: str) -> None:
     check_keys("confidence_cfg.method_cfg", confidence.get("method_cfg") or {}, known["method_cfg"])
 
 
-def check_greedy(whole: Any) -> None:
-    """Raise a ValueError for a key in the section `greedy` that NeMo does not know."""
-    greedy = [*nemo_config("ctc")["greedy"], *nemo_config("rnnt")["greedy"], *UNDECLARED_OF_GREEDY]
-    check_keys("greedy", whole.get("greedy") or (), greedy)
+def check_native(whole: Any, sections: Collection[str] = tuple(UNDECLARED)) -> None:
+    """Raise a ValueError for a key in one of these sections that no strategy of NeMo knows."""
+    for name in sections:
+        known = [key for family in ("ctc", "rnnt") for key in nemo_config(family).get(name) or ()]
+        check_keys(name, whole.get(name) or (), {*known, *UNDECLARED[name]})
 
 
 def check_keys(

@@ -108,7 +108,6 @@ def emulated(emulated_runtime, monkeypatch):
 
 @pytest.fixture
 def measured(options, emulated, monkeypatch):
-    """Rows of a table of one line."""
 
     def measure(check=Check.EQUAL, ours=flexctc_beam, peer=TWIN, **changes):
         line = Line("flexctc_beam", "nemo", peer, check, ("cuda",), (LM,))

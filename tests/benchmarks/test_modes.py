@@ -102,8 +102,6 @@ def test_live_rows_are_verified_and_have_latencies(live_options, strategy, tmp_p
 
 
 class Deaf(InSlots):
-    """Loses the chunk of one stream."""
-
     def step(self, streams, chunks, over):
         if len(chunks) > 1:
             chunks = [chunks[0][:0], *chunks[1:]]

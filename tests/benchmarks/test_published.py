@@ -64,7 +64,6 @@ def test_figures_name_settings_that_rows_have():
 
 
 def test_figures_of_papers_are_those_of_their_page():
-    """`.0453` there is 0.0453 here."""
     page = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     numbers = {float(number) for number in re.findall(r"\d*\.?\d+", page)}
     seen = [(table["source"], figure["value"]) for table, figure in figures() if table["source"].startswith(PAPERS)]

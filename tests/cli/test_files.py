@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,17 @@ def test_files_are_complete_whatever_happens_to_stdout(buffered, stdout, tmp_pat
             )
         elif stdout == "head":
             assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "streams", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full", ">/dev/full 2>&1", "2>&1 >/dev/null | true"]
+)
+def test_files_are_complete_whatever_happens_to_stdout_and_stderr(streams, tmp_path):
+    script = SCRIPT.replace('Łucja")', 'Łucja")\n        print(n, file=sys.stderr)')
+    command = [sys.executable, "-c", script, f"out={tmp_path}/out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(f"{shlex.join(command)} {streams}", shell=True, env=environment, check=False, capture_output=True)
+    assert (tmp_path / "out").read_text() == "whole"
 
 
 NAMES = [

@@ -1,5 +1,7 @@
 """`transcribe` of long recordings: cut, with subtitles, alone and in partitions."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,11 @@ def test_two_recordings_of_one_name_have_no_subtitles(talk, tmp_path, capsys):
     (tmp_path / "b" / talk.name).write_bytes(talk.read_bytes())
     assert main(["transcribe", "model=m.nemo", f"audio=[{talk},{tmp_path}/b/{talk.name}]", "subtitles=srt"]) == 2
     assert "two recordings have one name" in capsys.readouterr().err
+    rows = [{"audio_filepath": str(file)} for file in (talk, tmp_path / "missing" / talk.name)]
+    (tmp_path / "set.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["transcribe", "model=no", f"manifest={tmp_path}/set.json", "subtitles=srt", f"out={tmp_path}/out"]
+    assert main(arguments) == 2
+    assert "model=no is no file here" in capsys.readouterr().err
 
 
 def test_subtitles_imply_timestamps():

@@ -107,6 +107,7 @@ def test_a_model_a_head_or_a_device_that_is_not_there(argument, problem, assets,
             "boosting_weight=2",
             "boosting_weight is 2.0, which has no effect without phrases; add phrases=FILE or remove boosting_weight",
         ),
+        ("ignore_case=true", "ignore_case is True, which has no effect without phrases; add phrases=FILE"),
     ],
 )
 @pytest.mark.parametrize("out", ["hyps.jsonl", "parts/"])
@@ -141,6 +142,9 @@ def test_weight_of_an_lm_in_preset_or_raw_keys_is_accepted(assets, tmp_path):
         (["strategy=flexctc"], "strategy is 'flexctc', expected one of greedy, greedy_batch, beam, "),
         (["n_best=50"], "n_best is 50, expected an integer 1 .. 8; beam_size=50 keeps as many"),
         (["strategy=alsd_pp", "decoding.beam.beam_size=3", "n_best=4"], "n_best is 4, expected an integer 1 .. 3"),
+        (["decoding.greedy.max_symbols=3"], "decoding.greedy has no effect with strategy flexctc_beam"),
+        (["strategy=cuda_wfst", "decoding.beam.beam_size=4"], "decoding.beam has no effect with strategy cuda_wfst"),
+        (["strategy=greedy_batch", "decoding.beam.beam_size=4"], "decoding.beam has no effect with strategy greedy"),
         (["strategy=alsd_pp", "head=ctc"], "decodes RNN-T and TDT models, but head=ctc is for CTC; possible here: "),
     ],
 )
@@ -229,6 +233,11 @@ def test_raw_keys_win_over_options():
     assert config.beam.return_best_hypothesis is False
     assert config.compute_timestamps is True
     assert config.confidence_cfg.preserve_word_confidence is True
+
+
+def test_a_section_that_a_greedy_strategy_does_not_read_gets_a_warning(messages):
+    build_decoding(parse_options(TranscribeOptions, ["model=m", "preset=flexctc_beam", "strategy=greedy_batch"]))
+    assert messages == ["beam in the preset has no effect with strategy greedy_batch"]
 
 
 # ------------------------------------------------------------------------------------- partitions in a folder

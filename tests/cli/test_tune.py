@@ -65,6 +65,12 @@ def test_report_names_the_command_for_missed_phrases():
         assert ("(1 phrases missed; nemo-gpu-decoding aliases" in shown) == (found == 3)
 
 
+@pytest.mark.parametrize(("reference", "is_other"), [("A B C", True), ("a b c", False), ("x y c", False)])
+def test_report_names_another_letter_case_of_the_references(reference, is_other):
+    shown = tune.report(dev_set.DevSet((), (reference,), ("a b c",), 1.0), [trial(1)], ["a"], 1)
+    assert ("(the letter case of the references is not the model's; without case WER 0.00 %)" in shown) == is_other
+
+
 def test_ranked_counts_false_phrases():
     careful, eager = trial(5, 2), trial(2, 4, false=2)
     assert ranked([eager, careful], "wer")[0] is careful  # 5 against 2 + 2 * 2.0

@@ -267,7 +267,6 @@ def test_logits_log_probs_and_probabilities(lm):
 
 @pytest.mark.parametrize("labels", [["a", "", "b", "<pad>"], ["a", "b", "[PAD]"], ["a", "b"]])
 def test_log_probs_have_the_blank_last(labels):
-    """Several blanks are one column."""
     alphabet = Alphabet.build_alphabet(labels)
     logits = np.random.default_rng(0).normal(40, 9, (20, len(alphabet.labels))).astype(np.float32)
     logits[3, :2] = -np.inf
@@ -290,7 +289,6 @@ def test_unlikely_tokens_are_skipped_but_the_likeliest_of_a_frame():
 
 
 def test_a_long_text_is_that_of_the_best_beam(lm):
-    """A word begins in frame 0."""
     decoder = build_ctcdecoder(CHARACTERS, lm[1])
     logits = random_logits(3000, 4, 3)
     logits[:2, 1] = logits[2:4, 2] = 30

@@ -32,8 +32,6 @@ WORD_LM = ASSETS / "lm" / "word3.arpa"
 
 
 # ------------------------------------------------------------------ wav2vec2, random weights
-
-
 @pytest.fixture(scope="module")
 def wav2vec2(tmp_path_factory):
     """A tiny model, its tokenizer and its feature extractor."""
@@ -140,8 +138,6 @@ def test_snippets_about_processors_run(wav2vec2, saved, capsys):
 
 
 # ------------------------------------------------------------------ Parakeet, random weights
-
-
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 def test_networks_are_those_of_the_model(kind):
     model = parakeet(kind)
@@ -183,8 +179,6 @@ def test_a_model_whose_blank_is_elsewhere_is_named():
 
 
 # ------------------------------------------------------------------ our weights
-
-
 class Twin:
     def __init__(self, checkpoint, kind):
         self.model, self.processor = converted(checkpoint.model, kind), processor_of(checkpoint.model)

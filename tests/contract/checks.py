@@ -139,8 +139,6 @@ def test_decoder_has_all_verbs(decoder):
 
 
 # ------------------------------------------------------------------ invariances
-
-
 def test_results_do_not_depend_on_the_batch(subject, decoder, inputs, expected):
     for b, length in enumerate(LENGTHS):
         assert facts(decoder.decode(inputs[b : b + 1, :length], [length])[0]) == expected[b]
@@ -200,8 +198,6 @@ def test_ties_are_broken_alike_in_every_batch(subject, variant):
 
 
 # ------------------------------------------------------------------ results
-
-
 @pytest.mark.parametrize("requested", [False, True])
 def test_parts_add_up_to_the_score(subject, decoder, inputs, requested):
     for nbest in decoder.decode(inputs, LENGTHS, [subject.request()] * BATCH if requested else None):
@@ -325,8 +321,6 @@ def test_partial_refuses_a_wrong_n_best(subject, decoder, over):
 
 
 # ------------------------------------------------------------------ streams that come and go
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_results_do_not_depend_on_other_streams(subject, decoder, seed):
     """Utterances begin and end at any time, in any stream, with or without requests of their own."""
@@ -416,8 +410,6 @@ def test_wrong_rows_are_named(subject, decoder, inputs):
 
 
 # ------------------------------------------------------------------ per-utterance requests
-
-
 def test_request_changes_only_its_utterance(subject, decoder, inputs, expected):
     request = subject.request()
     mixed = all_facts(decoder.decode(inputs, LENGTHS, [request, None, request, None, None, request]))
@@ -450,8 +442,6 @@ def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):
 
 
 # ------------------------------------------------------------------ edges
-
-
 @pytest.mark.parametrize("frames", [0, 5])
 def test_utterance_without_frames_is_empty(subject, variant, frames):
     for nbest in subject.bare(variant).decode(subject.random_inputs(2, frames, seed=0).to(subject.device), [0, 0]):
@@ -557,8 +547,6 @@ def test_copies_of_a_decoder_give_the_same_results(subject, decoder, inputs, exp
 
 
 # ------------------------------------------------------------------ bad input
-
-
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 def test_forbidden_values_are_named(subject, decoder, inputs, where):
     column = {"first": 0, "middle": subject.width // 2, "last": subject.width - 1}[where]
@@ -723,8 +711,6 @@ def test_weights_are_numbers_that_sums_can_hold(subject, weight):
 
 
 # ------------------------------ LogProbs
-
-
 @of(LogProbs)
 def test_impossible_labels_are_not_found(subject, decoder, inputs):
     inputs[:, :, 2] = -float("inf")
@@ -802,8 +788,6 @@ def test_rounded_log_probs_are_not_warned_of(subject, variant, dtype, caplog):
 
 
 # ------------------------------ phrases, tokens and word graphs
-
-
 def with_threshold(request: Request, results: list[NBest]) -> tuple[Request, float]:
     """The request with the median evidence of the phrases found as their least one."""
     evidence = sorted(phrase.evidence for nbest in results for phrase in nbest.phrases)
@@ -856,8 +840,6 @@ def test_phrases_of_streams_are_withdrawn_until_committed(subject, decoder, inpu
 
 
 # ------------------------------ TokenFusion
-
-
 @of(TokenFusion)
 @pytest.mark.parametrize("requested", [False, True])
 def test_parts_of_scores_are_those_of_the_automata(subject, decoder, inputs, requested):
@@ -989,8 +971,6 @@ def test_wrong_lm_is_named(subject, variant):
 
 
 # ------------------------------ FlexCTC
-
-
 @of(FlexCTC)
 def test_tokens_last_as_long_as_their_frames(subject, decoder, inputs):
     probabilities = inputs.exp().cpu().numpy()
@@ -1054,8 +1034,6 @@ def test_wrong_blank_is_named(subject, blank_id):
 
 
 # ------------------------------ Transducer
-
-
 @of(Transducer)
 def test_without_score_norm_the_score_itself_sorts(subject, variant, inputs):
     for nbest, length in zip(subject.fused(variant, score_norm=False).decode(inputs, LENGTHS), LENGTHS, strict=True):
@@ -1139,8 +1117,6 @@ def test_networks_that_do_not_fit_are_named(subject, networks):
 
 
 # ------------------------------ WordGraph
-
-
 @of(WordGraph)
 def test_words_hold_all_tokens_in_their_order(subject, decoder, inputs):
     for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):

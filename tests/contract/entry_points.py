@@ -20,9 +20,8 @@ from tests.contract.subjects import KINDS, FlexCTC, TransducerLSTM, changed
 from tests.contract.tiny_models import FEATURES, WIDTH, normal, onnx_folder, parakeet
 from tests.oracles.ngram import arpa_text, random_table
 
+
 # ------------------------------------------------------------------ ONNX
-
-
 class OnnxTransducerSubject(TransducerLSTM):
     """`OnnxTransducer`: the encoder's output, and the networks. Those of "int8" compute each row alone."""
 
@@ -53,8 +52,6 @@ class OnnxCTCSubject(FlexCTC):
 
 
 # ------------------------------------------------------------------ transformers
-
-
 def parakeet_encoded(kind: str, batch: int, frames: int, seed: int) -> torch.Tensor:
     """What a decoder reads of a model; a frame is 8 of the features."""
     from nemo_gpu_decoding.compat.transformers import parakeet_inputs
@@ -92,8 +89,6 @@ class ParakeetCTCSubject(FlexCTC):
 
 
 # ------------------------------------------------------------------ pyctcdecode
-
-
 LETTERS = " abcdefghijk"
 
 
@@ -236,6 +231,5 @@ ENTRY_POINTS: list[tuple[str, type[Subject], tuple[str, ...]]] = [
 
 
 def entry_points(*names: str) -> list[tuple[str, type[Subject], tuple[str, ...]]]:
-    """The rows of the table with these names."""
     table = {row[0]: row for row in ENTRY_POINTS}
     return [table[name] for name in names]

@@ -62,7 +62,6 @@ class Subject:
         self.backend, self.device = backend, device
 
     def make(self, *args: Any, **options: Any) -> Any:
-        """A decoder for `self.backend`."""
         raise NotImplementedError
 
     def fused(self, variant: str, **options: Any) -> Any:
@@ -74,7 +73,6 @@ class Subject:
         raise NotImplementedError
 
     def request(self) -> Request:
-        """A request that changes results."""
         raise NotImplementedError
 
     def random_inputs(self, batch: int, frames: int, *, seed: int) -> torch.Tensor:
@@ -268,8 +266,6 @@ class WordGraph(LogProbs):
 
 
 # --------------------------------------------------------------- What is compared of results, exactly
-
-
 def facts(nbest: NBest) -> list[Any]:
     """All of a result that can be compared exactly: every field of its paths, its frames and notes."""
     paths = [{field.name: _plain(getattr(path, field.name)) for field in fields(path)} for path in nbest]

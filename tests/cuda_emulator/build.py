@@ -149,7 +149,6 @@ def _library(text: Path, flags: list[str], engine: Path) -> Path:
 
 
 def _engine(cache: Path) -> Path:
-    """The engine as one object file."""
     engine = cache / f"engine-{_key([*_emulator_texts(False), *ENGINE_FLAGS])}.o"
     if not engine.exists():
         sources = sorted(str(path) for path in (HERE / "engine").glob("*.cpp"))

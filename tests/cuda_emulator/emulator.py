@@ -50,8 +50,6 @@ class Counts(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A launch and what it took."""
-
     source: str  # relative to the package
     defines: Mapping[str, int | str]
     kernel: str

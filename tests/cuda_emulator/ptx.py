@@ -6,10 +6,9 @@
                                      { auto v = load<Space::shared, float, 2, Access::read>(uint32_t(r3 + 8));
                                        f1 = v.at[0]; f2 = v.at[1]; }
 
-Registers become variables, labels stay labels, lines of the source become `#line`, so that messages name
-them. In a straight line of code loads come first, as in machine code. What an instruction means is in
-include/ptx.h. Forms that are in no table here are refused: a compiler that emits others gets an error,
-not a guess.
+Registers become variables, labels stay labels, lines of the source become `#line`, so that messages name them. In a
+straight line of code loads come first, as in machine code. What an instruction means is in include/ptx.h. Forms that
+are in no table here are refused: a compiler that emits others gets an error, not a guess.
 """
 
 import re
@@ -164,8 +163,6 @@ class _Module:
 
 
 class _Function:
-    """One kernel or function."""
-
     def __init__(self, module: _Module, header: re.Match[str]) -> None:
         self.module = module
         self.is_kernel = header["kind"] == "entry"

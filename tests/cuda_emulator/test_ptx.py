@@ -39,7 +39,6 @@ def compiled_by_nvrtc(monkeypatch):
 
 
 # ----------------------------------------------------------------- to the bit what the CPU finds
-
 CHECKED = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 
 
@@ -78,7 +77,6 @@ def test_nvrtc_code_of_paged_biglm_equals_the_cpu(emulated_runtime):
 
 
 # ------------------------------------------------------------------------- what a GPU would stop at
-
 SHARED = "extern __shared__ unsigned char smem[];"
 # body of a kernel that gets `in` and `out`, pointers to 64 floats -> the message
 FAULTS = {
@@ -138,7 +136,6 @@ def test_clean_kernel_passes_the_checker(emulated_runtime, kernels_cu):
 
 
 # ------------------------------------------------------------------ instructions that are refused
-
 KERNEL = """
 .visible .entry kernel_{n}(
 	.param .align 8 .b8 kernel_{n}_param_0[8]

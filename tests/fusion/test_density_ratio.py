@@ -93,8 +93,6 @@ def test_lms_over_different_tokens_are_refused():
 
 
 # ------------------------------------------------------------------------------------ in a Fusion
-
-
 def test_ratio_equals_source_weight_by_lm_weight():
     lm, source = random_lm(V, seed=1), random_lm(V, seed=2)
     fusion = Fusion(lm, 0.5, source_lm=source, source_lm_weight=0.2)

@@ -3,9 +3,8 @@
     GPU_TESTS=rehearsal python -m pytest tests/gpu             all tests
     GPU_TESTS=rehearsal python -m pytest tests/gpu --one-case  each test with its first case
 
-What only a GPU has (CUDA streams and graphs, memory statistics, tools) is skipped then. A rehearsal
-finds typing errors and changed interfaces before the first minute on a GPU is spent on them; it says
-nothing about GPUs.
+What only a GPU has (CUDA streams and graphs, memory statistics, tools) is skipped then. A rehearsal finds typing
+errors and changed interfaces before the first minute on a GPU is spent on them; it says nothing about GPUs.
 """
 
 import os

@@ -78,7 +78,6 @@ def device() -> torch.device:
 
 @pytest.fixture
 def gpu(device) -> torch.device:
-    """The same, for tests of what only a GPU has."""
     if device.type != "cuda":
         pytest.skip("a rehearsal has no GPU")
     return device

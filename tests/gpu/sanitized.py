@@ -2,9 +2,8 @@
 
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitized cuda:0
 
-Prints a digest of all results: a run under a tool must print what a run without prints. Small, because
-a tool makes kernels up to a thousand times slower. The name of a kernel of kernels.cu as second
-argument runs that instead.
+Prints a digest of all results: a run under a tool must print what a run without prints. Small, because a tool makes
+kernels up to a thousand times slower. The name of a kernel of kernels.cu as second argument runs that instead.
 """
 
 import hashlib

@@ -74,7 +74,6 @@ def test_streams_of_utterances_may_live_on_a_stream_of_their_own(gpu, decoder):
 
 
 def test_two_cuda_streams_at_once(gpu, decoder):
-    """Both are busy before either is waited for."""
     batches = inputs(2, gpu)
     expected = [all_facts(decoder.decode(batch, LENGTHS)) for batch in batches]
     sides = [torch.cuda.Stream(gpu) for _ in batches]
@@ -173,7 +172,6 @@ def test_streams_take_no_memory_from_the_driver_chunk_by_chunk(gpu, memory_decod
 
 
 def random_batch(pool, rng):
-    """Part of the pool, with lengths of its own."""
     batch, frames = int(rng.integers(1, MEMORY_BATCH + 1)), int(rng.integers(1, MEMORY_T + 1))
     return pool[:batch, :frames], rng.integers(0, frames + 1, batch).tolist()
 

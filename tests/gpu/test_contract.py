@@ -60,7 +60,6 @@ class InBFloat16(InFloat32):
 
 
 def on_gpu(kind: type) -> type:
-    """The subject with its inputs on the GPU."""
     return type(kind.__name__, (kind,), {"__init__": lambda self, backend: kind.__init__(self, backend, DEVICE)})
 
 

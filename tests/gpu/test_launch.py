@@ -83,7 +83,6 @@ def test_a_signature_that_does_not_fit_its_kernel_is_found(device, table):
 
 
 # ---- A caller captures `push` in a CUDA graph of his own, and gets with replays what he gets without
-
 V, T, CHUNK, BATCH = 200, 96, 8, 12
 LENGTHS = [96, 0, 1, 8, 9, 95, 50, 40, 30, 20, 10, 64]
 

@@ -50,7 +50,6 @@ class Model(nn.Module):
         )  # fmt: skip
 
     def stateless(self):
-        """With a joint that torch runs."""
         output = nn.Sequential(nn.Tanh(), self.joint[1])
         return StatelessNetworks(
             self.embeddings, self.norm, self.encoder, self.prediction, output, durations=self.durations

@@ -3,9 +3,8 @@
     python -m tests.live.soak                                   100,000 through 64, three strategies, some minutes
     python -m tests.live.soak utterances=1000000 cuda_wfst
 
-Utterances of random lengths come and go, two of three hear a chunk in each step. A sample of them is
-decoded alone, too. Sizes are those of all arrays that the slots refer to, and of the process.
-`test_slots.py` runs a short version.
+Utterances of random lengths come and go, two of three hear a chunk in each step. A sample of them is decoded alone,
+too. Sizes are those of all arrays that the slots refer to, and of the process. `test_slots.py` runs a short version.
 """
 
 import sys
@@ -30,8 +29,6 @@ STATUS = Path("/proc/self/status")
 
 
 class Report(NamedTuple):
-    """After so many utterances."""
-
     utterances: int
     compared: int  # with the same utterance decoded alone
     different: int

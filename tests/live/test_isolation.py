@@ -237,7 +237,6 @@ def behaviours(server, query=""):
 
 
 def failing(member, is_victim, calls):
-    """The member, which raises for a victim."""
 
     def method(*args, **options):
         if is_victim(*args):

@@ -135,7 +135,6 @@ def served(server):
 
 @contextlib.contextmanager
 def stream(server, first=None, query="", **options):
-    """A connection whose stream has begun."""
     url = server.url.replace("http", "ws") + "stream" + query
     with connect(url, compression=None, max_size=None, **options) as socket:
         with contextlib.suppress(ConnectionClosed):  # a server that is full does not wait for it

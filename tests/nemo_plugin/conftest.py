@@ -42,7 +42,6 @@ def many_utterances() -> list[dict]:
 
 @pytest.fixture(scope="session")
 def utterances(many_utterances) -> list[dict]:
-    """The first of them; their lengths differ."""
     return many_utterances[:NUM_FILES]
 
 
@@ -182,7 +181,6 @@ def word_lm() -> Path:
 
 @pytest.fixture(scope="session")
 def small_word_lm(word_lm, tmp_path_factory) -> Path:
-    """Its 1-grams."""
     return write_lower_orders(word_lm, tmp_path_factory.mktemp("lm") / "word1.arpa", most=1)
 
 

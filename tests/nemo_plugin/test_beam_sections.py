@@ -236,7 +236,6 @@ def test_null_allow_cuda_graphs_has_the_default_of_nemo(monkeypatch):
 
 @pytest.mark.parametrize("strategy", SOURCED[1:])
 def test_valid_keys_of_transducers_lack_those_without_effect(strategy):
-    """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
     own = ("beam_beta", "confidence_map", "n_best", "backend", "threads", "lm_encoding")

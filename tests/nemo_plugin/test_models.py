@@ -104,11 +104,21 @@ def test_without_the_plugin_restore_with_another_decoding_section(saved, files, 
         register()
 
 
-def test_a_model_whose_lm_is_missing_is_restored_and_its_decoding_names_the_key(saved, files):
+@pytest.mark.parametrize(
+    ("strategy", "section", "problem"),
+    [("flexctc_beam", "beam", r"beam\.ngram_lm_model"), ("greedy_batch", "greedy", "/nowhere/lm.arpa")],
+)
+def test_a_model_whose_lm_is_missing_is_restored_and_its_decoding_names_the_file(
+    strategy, section, problem, saved, files
+):
     config = EncDecCTCModelBPE.restore_from(saved, return_config=True)
-    config.decoding.beam.ngram_lm_model = "/nowhere/lm.arpa"
+    with open_dict(config):
+        config.decoding = {
+            "strategy": strategy,
+            section: {"ngram_lm_model": "/nowhere/lm.arpa", "ngram_lm_alpha": 0.3},
+        }
     model = EncDecCTCModelBPE.restore_from(saved, override_config_path=config, map_location="cpu").eval()
-    with pytest.raises(FileNotFoundError, match=r"beam\.ngram_lm_model"):
+    with pytest.raises(FileNotFoundError, match=problem):
         texts_of(model, files[:1])
     model.change_decoding_strategy({"strategy": "flexctc_beam"}, verbose=False)
     assert all(texts_of(model, files[:1]))

@@ -1,5 +1,6 @@
 """The hook: which configs reach us, and that NeMo gets everything back."""
 
+import re
 import subprocess
 import sys
 import types
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import register, unregister
 from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
-from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, StrategySpec
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, StrategySpec, head_of
 
 LETTERS = list("abc ")
 
@@ -84,6 +85,25 @@ def test_unknown_strategies_list_ours_beside_nemos(hybrid_model):
         hybrid_model.change_decoding_strategy({"strategy": "alsd_ppp"}, decoder_type="rnnt", verbose=False)
     with pytest.raises(ValueError, match=r"beam\.search_type is 'pyctcdecode'"):
         char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ("alsd_pp", "decoding_cfg is 'alsd_pp', expected a Mapping such as"),
+        (["alsd_pp"], "decoding_cfg is ['alsd_pp'], expected a Mapping"),
+        ({"strategy": "alsd_pp", "beam": 4}, "beam is 4, expected a mapping of keys to values"),
+        ({"strategy": "greedy_batch", "beam": [4]}, "beam is [4], expected a mapping of keys to values"),
+    ],
+)
+def test_a_decoding_config_that_is_no_mapping_is_refused(config, problem, hybrid_model):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        hybrid_model.change_decoding_strategy(config, decoder_type="rnnt", verbose=False)
+
+
+def test_head_of_a_strategy_is_one_that_it_decodes():
+    names = {"flexctc_beam": "ctc", "alsd_pp": "rnnt", "malsd_batch": "rnnt", "greedy": "ctc", "unknown": "ctc"}
+    assert {name: head_of(name, ["ctc", "rnnt"]) for name in names} == names
 
 
 def test_nemo_builds_other_strategies():

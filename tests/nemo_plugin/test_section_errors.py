@@ -1,10 +1,14 @@
 """Wrong keys of NeMo's `beam` and `wfst` sections: one table of what is given and what the error says."""
 
+import re
+from contextlib import nullcontext
+
 import pytest
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
 from nemo_gpu_decoding.nemo_plugin.infer import load_fusion
+from nemo_gpu_decoding.nemo_plugin.section import check_native
 from nemo_gpu_decoding.nemo_plugin.word_graph_sections import COUNTERPARTS, read_cuda_wfst, read_paged_biglm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -224,3 +228,18 @@ def test_options_of_other_decoders_are_refused_with_the_key_to_use(key, ours):
 )  # fmt: skip
 def test_key_outside_of_its_section_is_named(strategy, top, expected):
     assert_says(error_of(strategy, "", top), expected)
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"beam": {"beem_size": 3}}, "unknown key 'beam.beem_size' (did you mean 'beam_size'?)"),
+        ({"beam": {"merge": "max"}}, "unknown key 'beam.merge'"),
+        ({"wfst": {"beam": 3}}, "unknown key 'wfst.beam'"),
+        ({"greedy": {"beam_size": 3}}, "unknown key 'greedy.beam_size'"),
+        ({"beam": {"max_symbols": 3, "maes_num_steps": 2, "n_best": 2}, "greedy": {"max_symbols": 3}}, None),
+    ],
+)
+def test_keys_that_no_strategy_of_nemo_has_are_refused(sections, problem):
+    with nullcontext() if problem is None else pytest.raises(ValueError, match=re.escape(problem)):
+        check_native(sections)

@@ -137,8 +137,6 @@ def test_character_models_are_boosted(hybrid_model, encoded_by, utterances):
 
 
 # ------------------------------------------------------------------------ timestamps and confidence
-
-
 BLANK = 128
 
 

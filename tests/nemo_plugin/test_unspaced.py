@@ -53,14 +53,16 @@ def decoded(decoding, size):
     return decoding.ctc_decoder_predictions_tensor(log_probs, torch.tensor([40, 31]), return_hypotheses=True)
 
 
-def decoded_by_transducer(strategy, tokenizer):
+def decoded_by_transducer(strategy, tokenizer, durations=()):
     torch.manual_seed(3)
     names = KANA if tokenizer is None else [*tokenizer.tokenizer.id_to_piece(list(range(tokenizer.vocab_size)))]
     decoder = RNNTDecoder({"pred_hidden": 8, "pred_rnn_layers": 1}, vocab_size=len(names)).eval()
     sizes = {"encoder_hidden": 8, "pred_hidden": 8, "joint_hidden": 8, "activation": "relu"}
-    joint = RNNTJoint(sizes, len(names), vocabulary=names).eval()
+    joint = RNNTJoint(sizes, len(names), vocabulary=names, num_extra_outputs=len(durations)).eval()
     joint.joint_net[-1].weight.data *= 6
     cfg = config(strategy, "beam", beam_size=4)
+    if durations:
+        cfg.update(model_type="tdt", durations=list(durations))
     cfg = OmegaConf.merge(OmegaConf.structured(rnnt_decoding.RNNTDecodingConfig), cfg)
     if tokenizer is None:
         decoding = rnnt_decoding.RNNTDecoding(cfg, decoder, joint, vocabulary=KANA)
@@ -95,8 +97,9 @@ def test_words_of_a_ctc_model(kind, tokenizer):
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
 @pytest.mark.parametrize("kind", ["characters", "pieces"])
-def test_words_of_a_transducer(strategy, kind, tokenizer):
-    for hypothesis in decoded_by_transducer(strategy, tokenizer if kind == "pieces" else None):
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4)], ids=["RNN-T", "TDT"])
+def test_words_of_a_transducer(strategy, kind, durations, tokenizer):
+    for hypothesis in decoded_by_transducer(strategy, tokenizer if kind == "pieces" else None, durations):
         check(hypothesis)
 
 

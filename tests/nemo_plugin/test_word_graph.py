@@ -43,7 +43,6 @@ def names(assets):
 
 @pytest.fixture(scope="module")
 def named_utterances(names):
-    """Utterances with such names."""
     return [row for row in speech() if set(row["text"].split()) & set(names)][:15]
 
 
@@ -53,8 +52,6 @@ def named_emissions(shared_ctc_model, named_utterances):
 
 
 # ------------------------------------------------------------------------------------------ texts
-
-
 def test_graph_is_built_once_at_the_change_of_the_strategy(ctc_model, cfg, files, graph_cache, monkeypatch):
     made = []
     monkeypatch.setattr(load, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k))

@@ -70,8 +70,6 @@ def write_manifest(path, utterances):
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy on a model that it is for."""
-
     strategy: str
     model: Any
     inputs: tuple[torch.Tensor, torch.Tensor]  # what it decodes: log-probs or encoder output, lengths
@@ -105,7 +103,6 @@ class Case:
         return decoded(self.model, self.cfg(top, **options), self.inputs)
 
     def texts(self, audio, **kwargs):
-        """By the decoding that the model has now."""
         return texts(self.model.transcribe(audio, verbose=False, **kwargs))
 
     def phrases(self, *phrases):

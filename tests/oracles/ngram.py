@@ -103,8 +103,6 @@ def missing_suffixes(table: Table) -> int:
 
 
 # ----------------- What a token sequence earns from boosted phrases, counted occurrence by occurrence
-
-
 def phrase_bonus(length: int, context_score: float = 1.0, depth_scaling: float = 2.0) -> float:
     """Bonus of a phrase of so many tokens, from NeMo's formula."""
     return context_score + sum(context_score * depth_scaling + math.log(position) for position in range(2, length + 1))
@@ -119,8 +117,7 @@ def earned(
     """For every position the largest bonus and the largest penalty of the phrases that occur there and
     count, added up.
 
-    An occurrence does not count if a label of `is_continuation` follows, unless its phrase is one of
-    `outside_words`.
+    An occurrence does not count if a label of `is_continuation` follows, unless its phrase is one of `outside_words`.
     """
     total = 0.0
     for begin in range(len(tokens)):

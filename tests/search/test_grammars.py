@@ -137,8 +137,6 @@ def test_early_pruning_is_refused(strategy):
 
 
 # ---------------------------------------------------------------------------------- kernels
-
-
 def requests_of(price):
     grammar = build_grammar(SOURCE, VOCABULARY, price)
     lock = AllowedTokens((True, True, False, True), 0.7)

@@ -25,7 +25,6 @@ def nbests():
 
 
 def counting_scorer(texts):
-    """Likes every "b"; texts come once each."""
     assert len(set(texts)) == len(texts)
     return [2.0 * text.count("b") - len(text) / 10 for text in texts]
 

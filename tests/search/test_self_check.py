@@ -28,8 +28,6 @@ FORK = multiprocessing.get_context("fork")
 
 
 # --------------------------------------------------------------------------------------- problems
-
-
 def test_every_strategy_with_kernels_has_problems():
     assert PROBLEMS.keys() == KERNELS.keys()
     assert {name.split("/")[1] for name in kernels.kernel_files()} == set(KERNELS.values())
@@ -97,8 +95,6 @@ def test_first_difference_is_named(monkeypatch, emulated_runtime, small_blocks):
 
 
 # --------------------------------------------------------------------------------------- verdicts
-
-
 @pytest.fixture
 def checks(monkeypatch, tmp_path):
     """Verdicts of the next checks on a machine with one GPU; each check takes one."""
@@ -218,8 +214,6 @@ def test_process_that_hangs_fails_the_check(monkeypatch):
 
 
 # --------------------------------------------------------------------------------------- decoders
-
-
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
 def test_strategy_that_fails_is_decoded_by_the_cpu_or_refused(backend, checks):
     checks += [Verdict("scores differ")]

@@ -35,7 +35,6 @@ def own_request(boosting_weight=None, **written):
 
 @pytest.fixture(scope="module")
 def shared():
-    """flexctc_beam with an LM."""
     return recognizer(f"model={CTC}", LM)
 
 

@@ -89,7 +89,6 @@ class Crowd:
                 self.places[i] = session, number, at + n
 
     def check(self, point):
-        """What they have heard."""
         for i, (session, number, at) in enumerate(self.places):
             assert session.error is None, point
             assert not session.is_dead

@@ -227,7 +227,6 @@ def pauses(files, tmp_path) -> list[str]:
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Where the rules have ended utterances."""
     progresses, find = [], searching_pipelines.find_endpoint
 
     def recorded(progress, rules):

@@ -114,7 +114,6 @@ def decoded(decoder, frames, lengths=LENGTHS):
 
 @pytest.fixture
 def in_torch(monkeypatch):
-    """n-best lists of torch's networks."""
 
     def decode(decoder, frames, lengths=LENGTHS):
         with monkeypatch.context() as patch:

@@ -204,7 +204,6 @@ def test_graph_belongs_to_the_precision_of_its_capture(work, captures, arithmeti
 
 
 def test_graph_reads_no_weights_from_the_cache_of_autocast(work, captures, monkeypatch):
-    """It forgets them when it ends."""
     keeps = []
 
     class Casting(CountingStep):

@@ -121,7 +121,6 @@ def _tokens(utterance: Any) -> list[tuple[Any, ...]]:
 
 
 def assert_equal_paged(graph, lms, log_probs, lengths, requests=None, chunk: int = 0, **options: Any):
-    """Both backends come to the same, to the bit."""
     expected = everything(on("cpu", graph, lms, **options), log_probs, lengths, requests)
     found = everything(on("cuda", graph, lms, **options), log_probs, lengths, requests, chunk)
     for ours, theirs in zip(found, expected, strict=True):

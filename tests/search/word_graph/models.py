@@ -226,7 +226,6 @@ def all_paths(lattice):
 
 
 def least(paths, cost):
-    """{words: least cost}."""
     texts: dict = {}
     for path in paths:
         texts[path.words] = min(texts.get(path.words, math.inf), cost(path))

@@ -263,7 +263,6 @@ def test_lattice_kernel_equals_the_cpu(topology, lattice_beam):
 
 @checked
 def test_paged_kernel_with_many_histories_in_one_state_equals_the_cpu():
-    """So many that all threads sort them together."""
     graph, _ = case(0, states=6)
     lms = LM(lm_table(seed=1, words=WORDS)), LM(lm_table(seed=2, words=WORDS, order=4, keep=0.9))
     tokens, *_ = assert_equal_paged(graph, lms, inputs_of(1, 7, sharpness=0.2), [7, 2], beam=40.0, max_active=2000)

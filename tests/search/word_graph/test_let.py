@@ -82,7 +82,6 @@ def test_an_utterance_that_breaks_off_within_a_word_has_the_lattice_of_all_token
 
 @pytest.mark.parametrize("first_nodes", [2, let_engine.LET_NODES])
 def test_lattices_of_streams_are_those_of_whole_utterances(monkeypatch, first_nodes):
-    """Links are listed whenever nodes are dropped."""
     monkeypatch.setattr(let_engine, "LET_NODES", first_nodes)
     frames = 60
     lazy, let = both(pairs(), lattice_beam=2.0)

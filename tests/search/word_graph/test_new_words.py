@@ -77,7 +77,6 @@ def test_new_words_of_a_request_equal_those_of_a_larger_graph(search, seed, emul
 
 @pytest.mark.parametrize("search", SEARCHES, ids=" ".join)
 def test_new_words_do_not_change_other_utterances(search, emulated_runtime):
-    """Nor does a stream after one with new words."""
     decoder = decoder_of(search, 0, closed_graph(0), beam=9.0)
     own = request_of(decoder.opened_graph, speller=Speller(VOCABULARY))
     known = Request(boosting=build_word_boosting({"cab": 4.0, "a bb": 3.0}, decoder.graph), boosting_weight=1.0)

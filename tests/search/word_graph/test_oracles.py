@@ -357,7 +357,6 @@ def test_lm_without_sentence_end_costs_nothing_at_the_end(composition):
 
 
 def test_the_end_of_the_sentence_is_rescored():
-    """Two LMs that differ in </s> alone."""
     small = random_lm(8)
     table = dict(small.table)
     for gram, (prob, backoff) in small.table.items():
