@@ -45,7 +45,7 @@ class AudioPart(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return the begin and end of the section for messages, such as " at 3.2 - 7.7 s", or "" for a whole file."""
+        """Return the start and end of the section for messages, such as " at 3.2 - 7.7 s", or "" for a whole file."""
         if self.is_whole:
             return ""
         end = "" if self.duration is None else f" - {round(self.offset + self.duration, 3)}"
@@ -140,7 +140,7 @@ def check_channel_selector(value: Any) -> None:
 
 
 class Sound:
-    """An audio file, read from begin to end, as a context manager with the attributes of `soundfile.SoundFile`.
+    """An audio file, read from beginning to end, as a context manager with the attributes of `soundfile.SoundFile`.
 
     If a file is a concatenation of recordings, all are read. ffmpeg decodes files that libsndfile cannot read.
 

@@ -164,7 +164,7 @@ def naming(path: str | PathLike[str]) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, created only if writing succeeds. The errors are those of `written_whole`."""
+    """Write a UTF-8 file, created only if writing succeeds. Errors are as in `written_whole`."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

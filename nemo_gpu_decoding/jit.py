@@ -48,7 +48,7 @@ def compiled(function: F) -> F:
 def inlined(function: F) -> F:
     """Compile a small function that returns arrays to compiled code; numba copies it at each call.
 
-    Copies slow compilation down. For functions that return no arrays, `linked` gives the same machine code.
+    The copies slow down compilation. For functions that return no arrays, `linked` gives the same machine code.
     """
     return _jit(function, inline="always")
 

@@ -54,7 +54,7 @@ class Utterance:
 
     @property
     def label(self) -> str:
-        """Return the utterance's name with its begin and end in the audio file, for messages."""
+        """Return the utterance's name with the times of its beginning and end in the file, for messages."""
         return self.name + part_of(self.audio).place
 
 

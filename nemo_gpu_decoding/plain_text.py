@@ -57,7 +57,7 @@ def decoded(line: bytes, where: str = "") -> str:
 
 
 def as_utf8(content: bytes, name: str) -> bytes:
-    """Return a text in UTF-8. Bytes that are no UTF-8 are read as Latin-1, with one warning for the file `name`."""
+    """Return a text in UTF-8. Bytes that are not UTF-8 are read as Latin-1, with one warning for the file `name`."""
     try:
         content.decode()
     except UnicodeDecodeError:

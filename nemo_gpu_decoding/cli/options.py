@@ -1,7 +1,7 @@
 """Read `key=value` arguments into a dataclass of options, and print the help text of these options.
 
-A comment above or behind a field of the dataclass explains the option. `--help` and error messages show these
-comments. The attribute `topic` of the dataclass is the heading of its options in `--help all`.
+A comment above or behind a dataclass field explains the option. `--help` and error messages show these comments. The
+attribute `topic` of the dataclass is the heading of its options in `--help all`.
 """
 
 from __future__ import annotations

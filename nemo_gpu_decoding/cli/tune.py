@@ -246,7 +246,7 @@ def try_points(
 def ranked(
     trials: list[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST, most_false: float = float("inf")
 ) -> list[Trial]:
-    """Sort the trials, best first; of equal trials, those with smaller beams, then with smaller weights, come first.
+    """Sort the trials, best first; among equal trials, smaller beams and then smaller weights come first.
 
     Args:
         most_false: trials with more false phrases come last, those with the fewest first.

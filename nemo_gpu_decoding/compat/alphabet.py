@@ -138,7 +138,7 @@ class Alphabet:
 
     @cached_property
     def _spaced(self) -> tuple[str, ...]:
-        """Return the text of each token, in which a space marks the begin or end of a word."""
+        """Return the text of each token, in which a space marks the beginning or end of a word."""
         if not self.is_bpe:
             return self.pieces
         return tuple(

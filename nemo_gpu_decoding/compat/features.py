@@ -21,7 +21,7 @@ def log_mel(samples: Any, features: int = 80, normalize: bool = True) -> Tensor:
         normalize: whether to normalise each feature to mean 0 and deviation 1, as NeMo's "per_feature" does.
 
     Raises:
-        ValueError: there are fewer samples than one frame has, or more than one channel.
+        ValueError: there are fewer samples than a frame needs, or more than one channel.
     """
     signal = torch.as_tensor(samples).float()
     if signal.ndim != 1 or len(signal) < STRIDE:

@@ -154,7 +154,7 @@ class _Files:
         raise FileNotFoundError(f"{self.folder} has no file such as {part}{end}.onnx; its files: {self.names}")
 
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary in the token file, whose last line is the blank."""
+        """Return the vocabulary in the token file; its last line is the blank."""
         for name in TOKEN_FILES:
             matching = [found for found in self.names if found.endswith(name)]
             if matching:

@@ -45,7 +45,7 @@ class Module(Protocol):
 
 
 class Runtime(Protocol):
-    """A place where kernels run."""
+    """A place where kernels run: real GPUs or an emulator."""
 
     name: str  # "cuda", or "emulator" in tests
 

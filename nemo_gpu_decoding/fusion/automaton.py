@@ -337,7 +337,7 @@ def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> 
 
 
 def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
-    """Compute `upper_bound` and `backoff_bound` of each state; states and arcs are checked before.
+    """Compute `upper_bound` and `backoff_bound` of each state, whose data must be valid.
 
     The bounds are computed in float64 and rounded up, since the search adds the same weights in another order.
     """
@@ -377,7 +377,7 @@ class SortedArcs:
         self._keys = self.sources * self._span + self.arcs["label"]  # ascending
 
     def find(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index of the arc with labels[i] in states[i], and whether the arc exists (else any index)."""
+        """Return the index of the arc with labels[i] in states[i], or any index, and whether the arc exists."""
         keys = states.astype(np.int64) * self._span + labels
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return places, self._keys[places] == keys

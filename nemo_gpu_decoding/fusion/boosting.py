@@ -300,9 +300,9 @@ def _segmentations(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfi
 def _sequences(
     phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig, space: int | None
 ) -> list[ScoredSequence]:
-    """Return the token sequences that spell one phrase, with bonuses per token; the tokenizer's comes first.
+    """Return the token sequences that spell one phrase, with bonuses per token; the tokenizer's sequence comes first.
 
-    If the vocabulary has a `space` token, it comes first in a phrase that begins with a word.
+    If the vocabulary has a `space` token, sequences begin with it if the phrase begins with a word.
     """
     weight = weight_of(phrase)
     if weight < 0 and config.refund != "full":

@@ -296,7 +296,7 @@ def _full_refund(
 
 
 class _LastNodes:
-    """The largest bonus > 0 of the phrases that end at each node: of all phrases, and of phrases that always count."""
+    """The largest bonus > 0 of phrases that end at each node: among all phrases, and among those that always count."""
 
     def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
         self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)
@@ -366,7 +366,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 def _nemo_refund(
     trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform: bool
 ) -> _NodeWeights:
-    """Return the weights of NeMo's tree, NeMo's errors included; they depend on the order of the sequences."""
+    """Return the weights of NeMo's tree, with NeMo's errors; the weights depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
     node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
     for sequence, path in zip(sequences, paths, strict=True):

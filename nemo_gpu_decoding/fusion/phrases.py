@@ -306,7 +306,7 @@ class Aliases:
             n = end or n + 1
 
     def _key(self, text: str) -> str:
-        """Return a text in the form for comparisons: NFC, single space, lower case with `ignore_case`."""
+        """Return a text in its form for comparisons: NFC, single spaces, lower case with `ignore_case`."""
         spaced = " " if text.isspace() else unicodedata.normalize("NFC", text)
         return spaced.lower() if self.ignore_case else spaced
 

@@ -126,8 +126,8 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
 def _without_redundant(states: np.ndarray, sources: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the state that replaces each state, and the back-off weight between them.
 
-    A state is redundant if it has no arcs and its final weight equals that after backing off. The start state stays,
-    because no arc could take its back-off weight.
+    A state is redundant if it has no arcs and backing off gives the same final weight. The start state stays, because
+    no arc could take its back-off weight.
     """
     numbers = np.arange(len(states))
     suffix, final = states["backoff_to"], states["final_weight"]

@@ -121,7 +121,7 @@ class Slots:
         return [LiveSlot(self, streams, row) for row in range(n)]
 
     def push(self, chunks: Mapping[LiveSlot, Tensor]) -> dict[LiveSlot, ValueError]:
-        """Decode the next chunk of each of these utterances.
+        """Decode the next chunks of these utterances.
 
         Args:
             chunks: [T, ...] valid frames of each utterance that has new ones; T may differ.

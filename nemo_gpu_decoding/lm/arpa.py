@@ -395,7 +395,7 @@ class ArpaReader:
         return NGramBlock(1, np.arange(len(rows), dtype=np.int32)[:, None], *columns)
 
     def _explain(self, order: int) -> ValueError:
-        """Return the error about the line at which the scan stopped."""
+        """Return the error for the line at which the scan stopped."""
         line = self._next_line() or b""
         row = _SPACES.split(line)
         if order == 1 and row[:1] == [b"<s>"]:

@@ -100,7 +100,7 @@ def pack_arpa_in_memory(source: Name, *, added_words: Sequence[str] = ()) -> pac
 
 
 def _mapped_zeros(folder: Name, count: int, dtype: DTypeLike) -> np.ndarray:
-    """Return an array [count] in a file of `folder` without a name, which the system removes with the array."""
+    """Return an array [count] in an unnamed file of `folder`; the system removes the file with the array."""
     if not count:
         return np.zeros(0, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -379,7 +379,8 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     """Call NeMo's `change_decoding_strategy` so that LM, graph and phrases are loaded at once.
 
     A file that does not fit the model therefore raises here, and the model keeps its strategy. Restoring a model loads
-    no files, because NeMo then creates the decoding object more than once. CUDA graphs that are off remain off.
+    no files, because NeMo then creates the decoding object more than once. CUDA graphs that are switched off remain
+    off.
     """
     with having(_changing, True), _only_user_of(instance):
         are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))

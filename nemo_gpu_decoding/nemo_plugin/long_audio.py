@@ -2,7 +2,8 @@
 
 The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends, and returns the frames
 of every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
-model's strategy. Both passes read the file from begin to end, and hold one batch of windows or segments in memory.
+model's strategy. Both passes read the file once, from beginning to end, and hold one batch of windows or segments in
+memory.
 """
 
 import ctypes

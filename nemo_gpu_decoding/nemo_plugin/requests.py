@@ -162,7 +162,7 @@ def _of_nemo(written: WrittenRequest) -> Any:
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """Return a stream's request from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without either.
+    """Return a stream's request from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None if neither is given.
 
     Options in the request replace those in the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
     `whole_words`, keep the values of the decoding config.

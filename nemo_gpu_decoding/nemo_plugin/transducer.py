@@ -70,9 +70,9 @@ class TransducerInfer(FusedInfer):
             audio ended here. A later call can continue this result, see `stream_state.py`.
 
         Raises:
-            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. If an utterance
-                has an invalid frame (NaN), it skips this chunk and has the reason in `error`, and a warning is
-                logged; the other utterances are not affected.
+            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. If an utterance has
+                an invalid frame (NaN), it skips this chunk and has the reason in `error`, and a warning is logged;
+                other utterances are not affected.
         """
         frames, lengths = encoder_output.transpose(1, 2), encoded_lengths.cpu()
         states = _states(partial_hypotheses, len(frames))
