@@ -64,7 +64,7 @@ def no_refcount(function: F) -> F:
 
 
 def linked(function: F) -> F:
-    """Compile like `no_refcount`, for functions that only compiled code calls, together with their callers.
+    """Compile like `no_refcount`, together with the callers; for functions that only compiled code calls.
 
     Joint compilation halves the compile time, see `jit_linked.py`. Python cannot call functions made by `linked`.
     """

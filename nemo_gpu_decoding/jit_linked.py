@@ -1,4 +1,4 @@
-"""Compile functions that only compiled code calls together with their callers, to save compile time.
+"""Save compile time: compile functions together with their callers, if only compiled code calls them.
 
 By default, numba optimises each function together with its callees, and generates machine code and a Python
 wrapper, again for each caller. With five levels of calls, numba compiles the innermost loop six times.

@@ -88,9 +88,9 @@ def tokenizer_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
 def provide_pyctcdecode() -> None:
     """Make `import pyctcdecode`, also inside transformers, import `compat.pyctcdecode` in this process.
 
-    `Wav2Vec2ProcessorWithLM`, and the pipeline of a repository that has an LM, then use this package. Neither
-    pyctcdecode nor kenlm must be installed: where transformers checks for kenlm, it gets an empty module. Call this
-    function before transformers is imported, because some versions look for the two packages during import.
+    `Wav2Vec2ProcessorWithLM`, and the pipeline of a repository that has an LM, then use this package. You need neither
+    pyctcdecode nor kenlm: where transformers checks for kenlm, it gets an empty module. Call this function before
+    transformers is imported, because some versions look for the two packages during import.
     """
     for name, module in ("", pyctcdecode), (".constants", pyctcdecode), (".alphabet", alphabet):
         sys.modules[f"pyctcdecode{name}"] = module

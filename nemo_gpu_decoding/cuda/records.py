@@ -9,8 +9,8 @@ A Python module declares records and kernels; kernels include a header with the 
         ("target", np.int32),
     ])
 
-The file automaton.cuh does not exist: `compile.py` prints it in memory, and `scripts/check_kernels.py
---headers` writes all such headers to a folder. A header contains, in the order of the module:
+The file automaton.cuh does not exist: `compile.py` generates it in memory, and `scripts/check_kernels.py --headers`
+writes all such headers to a folder. A header contains, in the order of the module:
 
     UPPER_CASE = np.dtype([...])     struct UpperCase, its fields at the same offsets as in numpy; with
                                      metadata={"align": 16} aligned to 16 bytes

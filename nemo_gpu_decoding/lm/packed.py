@@ -69,7 +69,7 @@ TABLES = PackedArrays._fields[:3]  # the arrays themselves
 
 
 def bits_for(largest: int) -> int:
-    """Return the number of bits (at least 1) that hold 0 .. largest."""
+    """Return the number of bits (at least 1) needed to hold 0 .. largest."""
     return max(1, int(largest).bit_length())
 
 

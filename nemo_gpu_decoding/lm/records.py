@@ -1,4 +1,4 @@
-"""Declare the records of packed LMs; `records.cuh` is printed from here."""
+"""Declare the records of packed LMs; `records.cuh` is generated from this file."""
 
 import numpy as np
 

@@ -76,7 +76,7 @@ _WITH_TOKENS = {"word": "all"}  # levels of NeMo's timestamps that have no token
 
 
 def written_text(hypothesis: Any, text: str) -> str:
-    """Replace the aliases in a text of a hypothesis by their phrases, and repeated spaces by single ones."""
+    """Replace aliases in a hypothesis's text by their phrases, and repeated spaces by single spaces."""
     aliases, text = getattr(hypothesis, "aliases", None), single_spaced(text)
     return text if aliases is None else aliases.written(text)
 

@@ -94,7 +94,7 @@ def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArgu
 
 
 def construct_merging(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> None:
-    """Call `BatchedFrameASRRNNT.__init__` and check the strategy: this class merges alignments of greedy decoding.
+    """Call `BatchedFrameASRRNNT.__init__` and check the strategy, as this class merges alignments of greedy decoding.
 
     A strategy of this package raises a ValueError. NeMo's script replaces the user's strategy in the config, so that
     only the command line shows the strategy that the user has chosen.
