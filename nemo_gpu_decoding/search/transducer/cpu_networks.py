@@ -11,7 +11,7 @@ with all its steps is one call of compiled code. The networks do what `LSTMNetwo
 Results differ from torch's by rounding only. torch runs all other networks, types and devices.
 
 **Functions** (exp, sigmoid, tanh, log-softmax) are computed in double, in a form that compiles to SIMD. Callers round
-the results to float32 once, so that they agree with those of other libraries and devices to the bit, except for a
+the results to float32 once, so that they agree with those of other libraries and devices to the bit, except for one
 value in millions. NaN gives NaN.
 
 **Products** have the few rows of a search step. A call of torch's libraries takes 10 to 50 us, more than the product
@@ -106,21 +106,14 @@ def tanh(x):
 
 @linked
 def copy(values, out):
-    """Fill `out` with the first of the values; a slice assignment would allocate memory."""
+    """Fill `out` with the first values; a slice assignment would allocate memory."""
     for i in range(out.shape[0]):
         out[np.uintp(i)] = values[np.uintp(i)]
 
 
 @linked
 def log_softmax(logits, scale, scratch, out):
-    """Compute the log-softmax of scale * logits.
-
-    Args:
-        logits: [C] float32.
-        scale: float64, 1 / temperature.
-        scratch: [C or more] float64.
-        out: [C] float32.
-    """
+    """Fill out [C] with the log-softmax of logits [C] * scale (1 / temperature); scratch: [C or more] float64."""
     size = logits.shape[0]
     for i in range(size):
         scratch[np.uintp(i)] = np.float64(logits[np.uintp(i)]) * scale
@@ -411,7 +404,6 @@ def join(sources, count, labels, scale, networks, arrays, log_probs):
 
     Args:
         sources: `frames`, rows of the frames, and `texts`, entries of the cache, each [count or more].
-        count: number of pairs.
         labels: V + 1.
         scale: 1 / temperature.
         log_probs: [count or more, V + 1 (+ D)] float32, the result.
@@ -440,7 +432,7 @@ def join(sources, count, labels, scale, networks, arrays, log_probs):
 
 @linked
 def predict(count, networks, arrays):
-    """Compute the first `count` texts of `requests`."""
+    """Run the prediction network for the first `count` texts of `requests`."""
     texts, buffers = arrays.texts, arrays.buffers
     labels, sources, targets = buffers.requests[0], buffers.requests[1], buffers.requests[2]
     _recall(sources, count, networks, texts, buffers)
@@ -459,7 +451,7 @@ def predict(count, networks, arrays):
 
 @linked
 def _recall(sources, count, networks, texts, buffers):
-    """Compute the recurrent products of those of the given entries that have none yet."""
+    """Compute the recurrent products of the given entries that lack them."""
     unknown = 0
     for i in range(count):
         if not texts.is_recalled[sources[i]]:

@@ -137,14 +137,14 @@ class RunWorkspace:
         return self.frames.view(self.shape.utterances, self.columns, *self.frames.shape[1:])[:n]
 
     def take_frames(self, values: Tensor) -> None:
-        """Copy frames [n, C, H] to the workspace, utterance by utterance."""
+        """Copy frames [n, C, H] to the workspace, one row per utterance."""
         n, columns = values.shape[:2]
         if columns > 0:
             self.reserve_frames(columns)
             self.frames_of(n)[:, :columns] = values
 
     def reserve_frames(self, columns: int) -> None:
-        """Make room for `columns` frames of each utterance. A new buffer, which keeps all frames, is in no graph."""
+        """Make room for `columns` frames of each utterance. A new buffer keeps all frames; no graph uses it yet."""
         if columns > self.columns:
             old, n = self.frames_of(self.shape.utterances), self.shape.utterances
             before, self.columns = self.columns, bucket(columns)
@@ -173,7 +173,7 @@ class RunWorkspace:
             torch.cuda.current_stream(self.shape.device).synchronize()
 
     def _filled(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """Return the buffer with `rows` at its start; if it is too small, a larger one, which is in no graph."""
+        """Return the buffer with `rows` at its start; if it is too small, a larger one, which no graph uses."""
         if len(rows) > len(buffer) or rows.shape[1:] != buffer.shape[1:]:
             buffer = self._zeros(rows.dtype, bucket(len(rows)), *rows.shape[1:])
             self.graphs.clear()
@@ -332,8 +332,7 @@ def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended,
 
 @compiled
 def outcome(counters):
-    """Return whether a run was refused and whether the host must fetch nodes for it to go on; largest numbers of new
-    nodes and of all nodes."""
+    """Return whether a run was refused, whether the host must fetch nodes, and the most new nodes and total nodes."""
     refused, full, failed, most_new, most = False, False, False, 0, 0
     for b in range(len(counters)):
         refused |= counters[b].activity == REFUSED

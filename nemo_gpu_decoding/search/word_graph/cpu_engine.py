@@ -101,7 +101,6 @@ def new_workspace(
     """Return buffers for one utterance at a time.
 
     Args:
-        max_active: option of the config.
         columns: V + 1, columns of the log-probs.
         keeps_links: groups keep all tokens, for lattices.
         composes: there is a large LM.

@@ -1,9 +1,8 @@
 """Search one frame of CTC log-probs in a word graph on the CPU by Viterbi beam search [CUDA-WFST].
 
-A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus
-lm_weight times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that
-float32 is precise enough for streams of any length. The cost of the best token itself is a double. Each frame has
-four steps:
+A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus lm_weight
+times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that float32 is precise
+enough for streams of any length. The cost of the best token itself is a double. Each frame has four steps:
 
 1. Each token reads a blank, or reads its last label again. These steps are the self-loops of the CTC topology, which
    the graph does not contain (`graph/csr.py`).
@@ -231,11 +230,7 @@ def may_expand(row, source, cost, search, cutoff):
 
 @linked
 def expand_groups(expand_arc, groups, row, state, search, lm, work):
-    """Step 3: expand the cheapest group first, because it lowers the cutoff for all others.
-
-    Args:
-        expand_arc: compiled function that expands an arc below the cutoff, such as `token_groups.expand_arc`.
-    """
+    """Step 3: expand groups by a compiled `expand_arc`, the cheapest first: it lowers the cutoff for all others."""
     count = work.frame[0].groups if work.frame[0].status == keys.DONE else 0
     cheapest = 0  # the first one with the lowest cost
     for g in range(count):

@@ -378,8 +378,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
 def expand_deferred(row, state, search, lm, work):
     """Take the arcs that need LM queries, for all contexts that are below the cutoff before the query.
 
-    The cutoff is that after all candidates without queries. This cutoff stays fixed while the search queries the LMs,
-    so that the set of queries does not depend on their order.
+    The cutoff, after all candidates without queries, stays fixed, so that the queries do not depend on their order.
     """
     frame, arcs = work.frame[0], search.graph.arcs
     cutoff = frame.cutoff

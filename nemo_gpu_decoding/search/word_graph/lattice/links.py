@@ -2,8 +2,8 @@
 
 **n-best texts.** Every node keeps its n cheapest paths from the start with different words. The result is exact,
 because for every continuation n other paths cost no more than a path that is dropped. Words are compared by a hash.
-Most paths of a wide lattice belong to no good text. The search therefore skips paths that cost more than the best path
-by more than a margin. The margin grows until n texts are within it.
+Most paths of a wide lattice spell poor texts. The search therefore skips paths whose cost exceeds the best path's by
+more than a margin. The margin grows until n texts are within it.
 """
 
 import numpy as np
