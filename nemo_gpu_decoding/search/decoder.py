@@ -78,9 +78,9 @@ class Decoder(ABC, Generic[C, R]):
         self.config = config
         self.fusion = given_or_default("fusion", fusion, Fusion)
         self._labels = labels
-        self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
+        self._is_sampled = not self.reads_log_probs  # True: no more frames are checked, for example after a warning
         self._is_checked = False  # whether frames of an input with lengths have been checked
-        # until it has scored MANY_TOKENS of best hypotheses; None: scores that contain other LMs cannot be compared
+        # The LM, until it has scored MANY_TOKENS of best hypotheses. None: the scores contain other LMs, too
         self._unjudged_lm = None if self.fusion.source_lm or self.fusion.lm_pool else self.fusion.lm
         self._lm_score, self._lm_tokens = 0.0, 0
         self._usual: BatchFusion | None = None  # of the last utterances without requests
@@ -218,8 +218,8 @@ class Decoder(ABC, Generic[C, R]):
             requests: [R] for each utterance, None or weights and boosting trees that replace the decoder's.
 
         Raises:
-            ValueError: a stream is open; a request is wrong; or the requests have other boosting trees than a CUDA
-                graph that was captured.
+            ValueError: a stream is open; a request is wrong; or the requests' boosting trees differ from those in a
+                captured CUDA graph.
         """
         numbers = _numbers(streams, rows, expect_open=False)
         new = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)

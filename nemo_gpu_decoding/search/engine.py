@@ -48,7 +48,7 @@ class Engine(ABC):
 
     @abstractmethod
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
-        """Return the best hypotheses, in a form that the strategy's decoder reads. The streams are unchanged.
+        """Return the best hypotheses, in the form that the decoder class reads. The streams are unchanged.
 
         Args:
             rows: numbers of the utterances.
@@ -171,7 +171,7 @@ def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Lit
     Args:
         wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
         device: device of the tensors to decode. With "cuda", tensors on the CPU are copied.
-        obstacle: the reason why the decoder's kernels cannot use a device that runs kernels, or None.
+        obstacle: returns why the decoder's kernels cannot use a device that can run other kernels, or None.
 
     Raises:
         ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.

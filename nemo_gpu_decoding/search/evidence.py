@@ -1,10 +1,10 @@
 """Check the evidence of boosted phrases: a phrase stays in a result only if the log-probs support it.
 
-The evidence of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
-wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
-posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
-hypothesis has less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that
-have enough. Beams seldom hold a hypothesis without the phrase, because its bonus keeps hypotheses that have it.
+The evidence of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the wrong
+token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A posterior
+compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best hypothesis has
+less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that have enough
+evidence. Beams seldom hold a hypothesis without the phrase, because the bonus favours the others.
 
 A phrase in the second result passed the check before, or has no bonus. If a phrase fails the check in the second
 search, a third search boosts fewer phrases, and so on.

@@ -204,7 +204,7 @@ N = TypeVar("N", bound=NBest[Any])
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     """Return the hypotheses of an ended utterance that are sentences of its grammar.
 
-    If the best hypothesis is no sentence, the result has no tokens.
+    If the best hypothesis is no sentence, the only hypothesis left has no tokens.
     """
     if grammar is None:
         return nbest

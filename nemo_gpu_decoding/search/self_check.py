@@ -1,5 +1,5 @@
 """Check the CUDA kernels against the CPU search. Before a strategy decodes on a GPU for the first time, its kernels
-must find what the CPU search finds in small problems (`built_in_problems.py`).
+must give the CPU search's results on small problems (`built_in_problems.py`).
 
 The problems run in a separate process. So a kernel that faults or hangs does not harm this process, and the check may
 run while this process captures a CUDA graph. The result is stored on disk for this GPU type, driver, version and

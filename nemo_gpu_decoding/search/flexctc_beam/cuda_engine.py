@@ -58,7 +58,7 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
     """Return list sizes for rows of `columns` numbers (`item_bytes` each) in `most_shared` bytes of shared memory.
 
     Returns:
-        The sizes, the number of rows in shared memory (0: they are read from global memory), and all bytes.
+        The sizes; the number of rows in shared memory, 0 if rows stay in global memory; all bytes of shared memory.
 
     Raises:
         ValueError: the beam needs more shared memory.
@@ -96,7 +96,7 @@ class CUDAEngine(FlexCTCEngine):
 
     Args:
         config, params: options of all streams.
-        streams: have the fusion, and the buffers' capacity in frames; buffers grow, except inside graphs.
+        streams: the fusion and the buffers' capacity in frames. Buffers grow, except inside CUDA graphs.
         device: device of the first log-probs; for the CPU, the current GPU is used.
     """
 

@@ -7,8 +7,8 @@ The new beam holds the K best of these expansions and of the hypotheses that hav
 token in this frame stay open. Hypotheses that are still open after the last expansion take a blank.
 
 An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. RNN-T
-searches (like NeMo) drop expansions to any text of the beam, TDT searches to texts at the same frame. Texts that
-become equal at the same later frame, in TDT, are recombined by adding probabilities. Scores are as in `alsd.py`.
+searches (like NeMo) drop expansions to any text of the beam; TDT searches drop only those to texts at the same frame.
+TDT searches add the probabilities of texts that become equal at the same later frame. Scores are as in `alsd.py`.
 """
 
 from typing import Any, NamedTuple

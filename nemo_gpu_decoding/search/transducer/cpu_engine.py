@@ -243,7 +243,7 @@ class JointRows:
 
 
 def normalised(logits: Tensor, temperature: float) -> Tensor:
-    """Convert logits [N, columns] to double log-probs. The caller rounds them once, so that all backends agree."""
+    """Convert logits [N, columns] to log-probs in double. The caller rounds them once, so that all backends agree."""
     logits = logits.double()
     if temperature != 1.0:
         logits = logits * (1.0 / temperature)

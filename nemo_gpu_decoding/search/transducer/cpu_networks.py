@@ -1,10 +1,10 @@
 """Run an LSTM prediction network and a joint in compiled code, for the steps of a search on the CPU.
 
-With torch, a step of the search takes about 30 calls; most calls take longer than their work on a few rows. Here a run
+With torch, a step of the search takes about 30 calls; most calls take longer than computing a few rows. Here a run
 with all its steps is one call of compiled code. The networks do what `LSTMNetworks` does, with these differences:
 
 * The product of a text's hidden values and the recurrent weights is computed when the text is first extended, and kept
-  for its other extensions. A quarter to a third of the texts that reach a beam are other extensions of the same text.
+  for its other extensions. A quarter to a third of the texts that reach a beam are such other extensions.
 * A row of logits becomes log-probs at once, in double, without intermediate arrays.
 * A row of a product does not depend on other rows.
 
@@ -113,7 +113,8 @@ def copy(values, out):
 
 @linked
 def log_softmax(logits, scale, scratch, out):
-    """Fill out [C] with the log-softmax of logits [C] * scale (1 / temperature); scratch: [C or more] float64."""
+    """Fill out [C] with the log-softmax of scale * logits [C] (scale: 1 / temperature; scratch: [C or more]
+    float64)."""
     size = logits.shape[0]
     for i in range(size):
         scratch[np.uintp(i)] = np.float64(logits[np.uintp(i)]) * scale
@@ -333,7 +334,7 @@ class CompiledNetworks:
         self._fused = FusedWeights(networks)
         self._lock = threading.Lock()
         self._packed: nets.MadeOfWeights[PackedNetworks | None] = nets.MadeOfWeights()
-        self._kind: tuple[Any, ...] = ()  # types of the modules and of products for which `_packed` holds
+        self._kind: tuple[Any, ...] = ()  # types of the modules and products that `_packed` was made for
 
     def current(self) -> PackedNetworks | None:
         """Return the packed weights, or None if torch must run the networks."""

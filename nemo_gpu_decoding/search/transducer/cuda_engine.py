@@ -6,8 +6,8 @@ hypotheses has a row, used or not. The host reads nothing, so that any number of
 captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
 
 The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.
-Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows. An utterance whose new
-texts find no free rows reads no frame in this step, and waits for the next step.
+Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows than there are
+hypotheses. An utterance whose new texts find no free rows reads no frame in this step, and waits for the next step.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, ListSizes, S
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
 MOST_BYTES_WITH_LOG_PROBS = 56 * 1024  # of a block that stores log-probs: four blocks per multiprocessor of an H100
-MOST_PADDING = 1024  # frames that are projected in vain, rather than to copy the other ones
-NODES_PER_FRAME = 16  # and hypothesis, that a push has room for; with more it takes longer
-FRAMES_THAT_WAIT = 15  # between pushes; with more the buffer grows, and graphs are captured again
+MOST_PADDING = 1024  # frames of padding that are projected: copying all other frames costs more
+NODES_PER_FRAME = 16  # and per hypothesis: nodes that a push has room for; with more it takes longer
+FRAMES_THAT_WAIT = 15  # between pushes; with more frames the buffer grows, and graphs are captured again
 KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 

@@ -44,8 +44,7 @@ class GraphStep(Protocol):
         """Load the kernels without a change to anything that a step reads."""
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
-        """Queue a step. With `in_loop`, the step tells a WHILE node (`handle`) whether an utterance has a next
-        step."""
+        """Queue a step. With `in_loop`, it tells the WHILE node of `handle` whether any utterance has a next one."""
 
     def look(self) -> bytes | None:
         """Wait for the device. Return None if no utterance has a next step, else a value that a step changes."""
@@ -148,7 +147,7 @@ class GraphRunner:
 
 
 def check_not_capturing(device: torch.device) -> None:
-    """Raise a ValueError if torch's current stream is captured: a search waits for the device, which ends captures."""
+    """Raise a ValueError if torch's current stream is captured: a search waits for the device and ends a capture."""
     if is_capturing(device):
         raise ValueError("a transducer can't be decoded while a CUDA graph is captured, expected a call outside of it")
 

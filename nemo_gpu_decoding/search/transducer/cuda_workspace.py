@@ -332,7 +332,7 @@ def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended,
 
 @compiled
 def outcome(counters):
-    """Return whether a run was refused, whether the host must fetch nodes, and the most new nodes and total nodes."""
+    """Return: was the run refused; must the host fetch nodes; the most new nodes; the most nodes of a tree."""
     refused, full, failed, most_new, most = False, False, False, 0, 0
     for b in range(len(counters)):
         refused |= counters[b].activity == REFUSED

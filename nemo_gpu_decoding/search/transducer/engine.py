@@ -301,7 +301,7 @@ class Predictions:
 def flattened(pending, rows, entries, flat):
     """Fill flat [3, n * K] with labels, sources and targets of all `rows`; return their number.
 
-    Utterance b has the entries b * `entries` .. of the cache.
+    The cache entries of utterance b begin at b * `entries`.
     """
     count = 0
     for b in rows:

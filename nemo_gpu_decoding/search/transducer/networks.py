@@ -344,9 +344,9 @@ def own_weights(module: nn.Module) -> list[Tensor]:
 
 
 def whole_blocks(rows: Tensor) -> Tensor:
-    """Return rows [N, ...], padded on a CPU with rows of zeros to a multiple of ROW_BLOCK.
+    """Return rows [N, ...]; on a CPU, rows of zeros pad them to a multiple of ROW_BLOCK.
 
-    Without the zeros, the rounding of a row in a matrix product depends on the number of rows.
+    Without the padding, the rounding of a row in a matrix product depends on the number of rows.
     """
     missing = -len(rows) % ROW_BLOCK
     if missing == 0 or rows.device.type != "cpu":

@@ -85,7 +85,7 @@ def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray
 
 @compiled
 def drop_nodes(nodes, ancestor, beam):
-    """Make an ancestor of all hypotheses the root, and drop the nodes that lead to no hypothesis, in place.
+    """Make a common ancestor of all hypotheses the root, and drop nodes that lead to no hypothesis, in place.
 
     Args:
         nodes: [N] NODE.

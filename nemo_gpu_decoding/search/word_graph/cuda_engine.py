@@ -139,7 +139,7 @@ class CUDAEngine(Engine):
     """An engine that searches on one GPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
-        models_of: returns the models of utterance b of a batch; their graphs are one graph, some with new words.
+        models_of: returns the models of utterance b of a batch; all have one graph, some with new words added to it.
         fusion: LM weights and boosting of the batch, at least one utterance.
         config: options of the search.
         device: device of the first log-probs; if it is the CPU, the search runs on the current GPU.
@@ -485,7 +485,10 @@ class CUDAEngine(Engine):
         return compacted._replace(back_pointers=larger)
 
     def _with_room_for_links(self, state: DeviceState) -> DeviceState:
-        """Move links of streams with a more than half full array to the host; grow it for a frame with more links."""
+        """Move the links of a stream to the host if they fill more than half of the array.
+
+        The array grows if the links of a single frame do not fit.
+        """
         assert state.links is not None
         counters, former, size = state.counters.copy(), list(state.former_links), state.links.shape[1]
         stopped = counters["status"] == keys.LINKS_FULL

@@ -12,9 +12,9 @@ enough for streams of any length. The cost of the best token itself is a double.
 4. Tokens that cost more than best + beam are pruned, then all but about max_active (`prune.py`). If fewer than
    min_active tokens are within the beam, the search repeats the frame with a wider beam.
 
-Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a
-few labels can stay within the beam. In a large state (any word may begin there) binary search finds their arcs.
-Before step 2 the cheapest arc of the best token lowers the cutoff. The bounds skip only what step 4 would prune.
+Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a few
+labels can stay within the beam. In a large state, where any word may begin, binary search finds their arcs. Before
+step 2 the cheapest arc of the best token lowers the cutoff. The bounds skip only what step 4 would prune.
 
 With a large LM (`lm` is an `LmScorer`, not None) a token also has an LM context, and steps 2 and 3 differ, see
 `large_lm/contexts.py`. numba compiles this source for both cases. With lm=None, numba removes the second branch of

@@ -273,7 +273,10 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Return a block's shared memory in `advance`, as `open_workspace` in kernel.cu, and how many rows fit in it."""
+    """Return the bytes of dynamic shared memory of a block of `advance`, and how many rows of log-probs fit in it.
+
+    The layout is that of `open_workspace` in kernel.cu.
+    """
     scratch = 8 * 32
     fixed = -(-(COUNTERS.itemsize + scratch + 4 * (BINS + 2 * (THREADS + 1))) // 16) * 16
     rows, in_rows = rows_in_shared_memory(columns, log_prob_bytes, most_shared - fixed)

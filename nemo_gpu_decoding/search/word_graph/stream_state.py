@@ -124,7 +124,7 @@ def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens:
 
 @compiled
 def compact_back_pointers(back_pointers, count, tokens, kept):
-    """Copy the back-pointers that tokens need to `kept`, in order, and update the tokens; return their number."""
+    """Copy the back-pointers that tokens need to `kept`, in order, and update the tokens; return the number copied."""
     number = np.full(count, NONE, np.int32)
     for i in range(len(tokens)):
         if tokens[i].back_pointer >= 0:

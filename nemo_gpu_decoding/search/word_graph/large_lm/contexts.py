@@ -3,7 +3,7 @@
 2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
    context form one context of the group. A closure arc with a word changes the LM context, but the search
    defers the LM query for that word. Example: three tokens in graph state 7 after "a b", "a c" (just read)
-   and "a c" (with a blank since) are one group with two contexts, the second with two tokens.
+   and "a c" (then a blank) are one group with two contexts, the second with two tokens.
 3. The search visits the arcs of each group's state once, at the cost of the best context. All contexts
    below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
    contexts that are below the cutoff by the small LM's cost. The search takes the queried arcs at the true cost.
@@ -129,7 +129,7 @@ def epsilon_closure(row, count, search, lm, work):
 
 @linked
 def _join_run(row, begin, end, best, least, search, lm, work):
-    """Join tokens begin .. end - 1 of one state to its group and those of its closure arcs; `best` costs least."""
+    """Join tokens begin .. end - 1 of a state to its group and to those after closure arcs; `best` costs least."""
     graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
     state, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
     source = graph.states[np.uintp(state)]
@@ -201,9 +201,9 @@ def join(key, g, olabel, cost, origin, search, lm, work):
 
 @linked
 def group_of(key, work):
-    """Return the number of the group with a key; adds the group if there is none.
+    """Return the number of the group with a key; add the group if there is none.
 
-    The capacity suffices if there is capacity for one more context, because there are at most as many groups.
+    If one more context fits, one more group fits, too, because there are at most as many groups as contexts.
     """
     slots = work.group_slots
     slot = candidates.find_slot(key, 0, token_groups.group_table(work.lm.groups, work), None)
