@@ -36,7 +36,7 @@ def word_alternatives(
 
     Args:
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
-        vocabulary: spells the words of token paths.
+        vocabulary: gives the words of paths that have only tokens.
         lattice: all hypotheses; it is aligned instead of the n-best list.
     """
     texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]

@@ -253,10 +253,10 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _cpu_engine(self, streams: Streams) -> Engine:
-        """Return the search of these streams on the CPU."""
+        """Return the engine that searches these streams on the CPU."""
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        """Return the search of these streams on a GPU; `device` is the device of the first inputs."""
+        """Return the engine that searches these streams on a GPU; `device` is the device of the first inputs."""
         raise NotImplementedError
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:

@@ -52,7 +52,7 @@ class Engine(ABC):
 
         Args:
             rows: numbers of the utterances.
-            n_best: hypotheses of each.
+            n_best: number of hypotheses per utterance.
             final: add final weights, because these utterances have ended.
 
         Raises:
@@ -139,7 +139,7 @@ class Streams:
         return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
 
     def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
-        """Keep the requests, and later the inputs, of new utterances whose phrases need evidence (`evidence.py`)."""
+        """Store the requests, and later the inputs, of new utterances whose phrases need evidence (`evidence.py`)."""
         kept: list[int] = []
         if any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees):
             kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
@@ -151,7 +151,7 @@ class Streams:
         self.shown = {row: self.shown.get(row, 0) if row in left else 0 for row in self.requests}
 
     def hear(self, inputs: Tensor, counts: Sequence[int], *, copies: bool) -> None:
-        """Keep the inputs that were read, as copies if the caller may change `inputs` later (`copies`)."""
+        """Store the inputs that were read: copies of them if the caller may change them later (`copies`)."""
         heard = dict(self.heard)
         for row in heard:
             if counts[row] > 0:

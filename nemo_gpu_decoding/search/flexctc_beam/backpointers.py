@@ -1,4 +1,4 @@
-"""Keep the back-pointers of a running beam search, and trace paths back through them.
+"""Store the back-pointers of a beam search, and trace paths back through them.
 
 Every frame writes one entry per hypothesis of the beam. A new token is stored as ~label (-1 - label); a blank or a
 repeated label is stored unchanged. Example, blank = 9, beam of 2, three frames:

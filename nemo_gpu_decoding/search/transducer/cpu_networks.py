@@ -27,7 +27,7 @@ line per input follows. Example with two inputs, three outputs and WIDTH = 2; th
 **Block.** A block of ROWS rows and WIDTH outputs is kept in registers while all inputs are added. 4 rows times 3
 vectors of 8 values, 3 vectors of the panel and one broadcast value fill the 16 registers of AVX2. 8 rows times 3
 vectors of 16 values fit in the 32 registers of AVX-512. The last rows are computed in half a block if they fit in it.
-numba's loops cannot express such a block, so it is written with llvmlite. LLVM splits the vectors on other CPUs.
+numba's loops cannot express such a block, so it is written with llvmlite. On other CPUs, LLVM splits the vectors.
 """
 
 import math
@@ -113,8 +113,7 @@ def copy(values, out):
 
 @linked
 def log_softmax(logits, scale, scratch, out):
-    """Fill out [C] with the log-softmax of scale * logits [C] (scale: 1 / temperature; scratch: [C or more]
-    float64)."""
+    """Fill out [C] with the log-softmax of scale * logits [C] (scale: 1 / temperature; scratch: [C or more])."""
     size = logits.shape[0]
     for i in range(size):
         scratch[np.uintp(i)] = np.float64(logits[np.uintp(i)]) * scale
@@ -194,7 +193,7 @@ def multiply(rows, count, weight, out):
         rows: [R, inputs] float32, C-contiguous; R is at least `whole_rows(count)`.
         count: number of rows.
         weight: see `packed`.
-        out: [R', C] float32, C-contiguous; R' and C are at least the whole rows and panels.
+        out: [R', C] float32, C-contiguous; R' is at least `whole_rows(count)`, C at least `whole_panels`.
     """
     size = (1 + rows.shape[1]) * WIDTH
     for first in range(0, count, CACHED_ROWS):

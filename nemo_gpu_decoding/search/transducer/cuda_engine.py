@@ -194,7 +194,7 @@ class CUDAEngine(TransducerEngine):
         self._search(state, NewFrames(state.frames.values.flatten(0, 1)[:0], nothing, nothing, ended=ended))
 
     def _hold(self, new: NewFrames) -> None:
-        """Let the streams hold a workspace, if one is available."""
+        """Reserve a workspace for the streams, if one is available."""
         state, n = self._state, len(self._state.nodes)
         if self._held is not None:
             if self._held.work.shape.frame == cuda_workspace.kind_of(new.rows):

@@ -171,7 +171,7 @@ def _casts_in_place() -> Iterator[None]:
 
 
 def _arithmetic() -> tuple[Hashable, ...]:
-    """Return the settings by which torch chooses kernels for matrix products, besides the operands."""
+    """Return the settings that, besides the operands, decide which kernels torch uses for matrix products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     backends = matmul, getattr(cudnn, "rnn", cudnn)
     tf32 = [b.fp32_precision if hasattr(b, "fp32_precision") else b.allow_tf32 for b in backends]  # torch < 2.9

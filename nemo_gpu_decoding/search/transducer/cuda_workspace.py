@@ -1,4 +1,4 @@
-"""Keep the buffers of runs on the GPU at fixed addresses for CUDA graphs, and move data to and from them.
+"""Hold the GPU buffers of runs at fixed addresses, for CUDA graphs, and move data to and from these buffers.
 
 A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams keep
 a workspace from push to push, in which their predictions and frames stay.
@@ -166,7 +166,7 @@ class RunWorkspace:
             entries[: len(part)] = part
 
     def give_predictions(self, parts: Sequence[Tensor]) -> None:
-        """Copy the prediction cache of n utterances out; waits, because the next run may be on another stream."""
+        """Copy the prediction cache of n utterances out, and wait: the next run may be on another CUDA stream."""
         for entries, part in zip(self.cache, parts, strict=True):
             part.copy_(entries[: len(part)])
         if self.shape.device.type == "cuda":
@@ -213,7 +213,7 @@ class WorkspacePool:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
 
     def held(self, shape: WorkspaceShape, holder: object) -> Held | None:
-        """Return a workspace of this shape until `holder` is deleted, or None if `MOST_HELD` others are held."""
+        """Return a workspace of this shape, held until `holder` is deleted, or None if `MOST_HELD` others are held."""
         with self._lock:
             self._collect()
             if self._held >= MOST_HELD:

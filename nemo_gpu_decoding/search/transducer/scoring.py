@@ -1,6 +1,6 @@
 """Score the extensions of a hypothesis by blank and tokens, and keep a sorted list of the best ones.
 
-An LM and a boosting tree are fused as in [ALSD++/AES++, eq. 2 and 3]. An LM has no probability of the blank. If it
+An LM and a boosting tree are fused as in [ALSD++/AES++, eq. 2 and 3]. An LM has no probability of the blank. If an LM
 lowers the scores of tokens only, the blank wins more often and words are deleted. `alpha` is the sum of the fusion
 weights, p the joint's posterior, b the blank:
 

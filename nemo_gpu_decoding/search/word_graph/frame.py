@@ -72,8 +72,9 @@ def _expand_or_bisect(row, state, search, lm, work):
     """Find the tokens of the next frame; if they exceed the capacity, the cheapest of them.
 
     Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1 found. From
-    try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity, which is twice what
-    max_active lets survive. The result does not depend on the order in which candidates are found.
+    try 3 on, the search bisects the last rank until the tokens fill between half and all of the capacity. Half of it
+    is twice the number of tokens that max_active lets survive. The result does not depend on the order in which
+    candidates are found.
     """
     frame, tries, best = work.frame[0], 0, LARGEST
     low = high = frame.last_rank = keys.ANY_RANK

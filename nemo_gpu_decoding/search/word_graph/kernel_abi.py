@@ -1,4 +1,4 @@
-"""Declare records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
+"""Declare records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is generated from this file.
 
 The same kernel sources serve cuda_wfst and, with COMPOSE=1, paged_biglm, whose tokens have an LM context in their key.
 Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to paged_biglm, and all others to both.

@@ -1,4 +1,4 @@
-"""Keep the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
+"""Store the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
 of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
@@ -79,8 +79,8 @@ LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTE
 class NodeArrays(NamedTuple):
     """The nodes of an utterance's search; the `back_pointer` of a token is a node.
 
-    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. Only an expansion writes
-    to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
+    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. Only an expansion
+    changes existing entries of `nodes`; `let_engine.forget_contexts` undoes it.
     """
 
     counters: np.ndarray  # [1] LET_COUNTERS

@@ -59,8 +59,8 @@ def name_links(links, nodes, names):
     Args:
         links: [L] LINK, sorted by target.
         nodes: [N] uint64, filled: the smallest name of the links to each node; 0 for node 0.
-        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc. No other link
-            has the same three.
+        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc. No two links have all
+            three in common.
     """
     nodes[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
     nodes[0] = np.uint64(0)
