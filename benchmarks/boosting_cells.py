@@ -203,14 +203,14 @@ class Cell:
         )
         search = self._searches_of(phrases, is_nemo, is_unweighted).at(point)
         if is_unweighted:
-            point = point._replace(boosting_weight=way.weight * search.fusion.boosting_weight)
+            point = point._replace(boosting_weight=(way.weight or 0.0) * search.fusion.boosting_weight)
         return at_point(search, point)
 
     def _searches_of(self, phrases: str, is_nemo: bool, is_unweighted: bool) -> Searches:
         key = phrases, is_nemo, is_unweighted
         if key not in self._searches:
             lm = {"lm": self.files.path(getattr(self.files.speech, self.kind.lm))} if self.kind.lm else {}
-            models = {**lm, "phrases": self.files.written(phrases)}
+            models: dict[str, Any] = {**lm, "phrases": self.files.written(phrases)}
             models |= {"lm_weight": 1.0} if lm else {}
             models |= {} if is_unweighted else {"boosting_weight": 1.0}
             preset = self.files.preset_of(self.kind.strategy, models) if is_nemo else None

@@ -208,7 +208,7 @@ class Model:
 
     def check_request(self, written: WrittenRequest) -> None:
         """Raise a ValueError if the current strategy cannot decode with this request."""
-        request_of(infer_of(self.model), written)
+        request_of(infer_of(self.model, f"{', '.join(written.given)}: "), written)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
         """Decode encoder output of `encode`; return NeMo's `Hypothesis` or n-best list for each utterance."""

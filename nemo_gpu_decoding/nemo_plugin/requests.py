@@ -59,7 +59,7 @@ def utterance_requests(
         raise ValueError(f"requests has {pending.total} entries, but {used} utterances were decoded")
 
 
-def infer_of(model: ASRModel) -> FusedInfer:
+def infer_of(model: ASRModel, where: str = "") -> FusedInfer:
     """Return the decoder of a model's current strategy; raise a ValueError if the strategy is one of NeMo's."""
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
@@ -67,8 +67,8 @@ def infer_of(model: ASRModel) -> FusedInfer:
     getattr(infer, "options", None)  # raises the error of a model that was restored without its files
     if not isinstance(infer, FusedInfer):
         raise ValueError(
-            f"the model decodes with strategy '{_decoding(model).cfg.strategy}', expected {' or '.join(STRATEGIES)} "
-            "(see change_decoding_strategy)"
+            f"{where}the model decodes with strategy '{_decoding(model).cfg.strategy}', expected "
+            f"{' or '.join(STRATEGIES)} (see change_decoding_strategy)"
         )
     return infer
 

@@ -29,6 +29,7 @@ def decoder(has_phrases):
         (["你", "x"], True, [], "x"),
         (["你", "ab"], True, ["ab"], "你"),
         (["ab"], False, ["ab"], ""),
+        ([" "], True, [], "has no phrases"),
         ([], True, [], ""),
         ([], False, None, ""),
     ],
@@ -47,5 +48,5 @@ def test_phrases_that_cannot_be_spelled_cost_themselves_only(phrases, has_phrase
 
 
 def test_other_faults_of_phrases_stay_errors():
-    with pytest.raises(ValueError, match="phrases, expected at least one"):
-        _as_request(decoder(False), [" "], None)
+    with pytest.raises(ValueError, match="expected a list of phrases"):
+        _as_request(decoder(False), "ab", None)
