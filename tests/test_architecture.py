@@ -215,7 +215,7 @@ CODE_BUDGETS = {
     "search": 11181,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42366
+PACKAGE_LINES = 42246
 PACKAGE_FILES = 189
 TESTS_LINES = 38975
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -1,12 +1,12 @@
-"""Find word alternatives: align an n-best list or a lattice to the confusion network of an utterance.
+"""Find word alternatives: build an utterance's confusion network from an n-best list or a lattice.
 
 The network has a place for each word of the best path, and a place between two words if other hypotheses insert a word
 there. The posteriors of the words at a place sum to 1.
 
-Hypotheses are aligned to the best path with the fewest word errors. A determinised lattice may hold billions of texts,
-so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between
-the texts that lead to state s and the first q words. This number is the mean, over the arcs to s, of the least number
-of errors after each arc. Texts that lead to the same state share one alignment.
+Each hypothesis is aligned with the best path so that word errors are fewest. A determinised lattice may hold billions
+of texts, so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors
+between the texts that lead to state s and the best path's first q words: the mean, over the arcs to s, of the least
+number of errors after each arc. Texts that lead to the same state share one alignment.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def word_alternatives(
 
     Args:
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
-        vocabulary: spells the words of token paths.
-        lattice: lattice of all hypotheses, in place of the n-best list.
+        vocabulary: gives the words of paths that have only tokens.
+        lattice: all hypotheses; it is aligned instead of the n-best list.
     """
     texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
     size = width = len(texts[0]) + 1
@@ -116,7 +116,7 @@ def align_lattice(arcs, costs, begins, width, text, times):
     Args:
         arcs: [A] WORD_ARC, sorted by source.
         costs: [A] float64, cost of each arc, natural log.
-        begins: [S] int64, first q of each state; a state is aligned with the first q .. q + width - 1 words.
+        begins: [S] int64, the least q of each state; a state is aligned with the first q .. q + width - 1 words.
         width: width of these windows; len(text) + 1 allows all alignments.
         text: [Q] int64, the words of the text.
         times: [2, A] float64, first and end frame of each arc.
@@ -166,9 +166,9 @@ def align_lattice(arcs, costs, begins, width, text, times):
 
 @compiled
 def _errors_after(before, shift, word, text, begin, row):
-    """Fill row [N]: expected errors against the first begin + n words after an arc.
+    """Fill row [N]: expected errors, after an arc, against the first begin + n words.
 
-    before [N]: the same before the arc, against the first begin - shift + n words.
+    `before` [N] has the expected errors before the arc, against the first begin - shift + n words.
     """
     for n in range(len(row)):
         row[n] = _errors_at(before, n + shift) + (word != 0)

@@ -1,4 +1,4 @@
-"""Make the small models of the self-check (`self_check.py`), with which both backends decode.
+"""Make the small models with which both backends decode in the self-check (`self_check.py`).
 
     python -m nemo_gpu_decoding.search.built_in_problems flexctc_beam 0     # the strategy, and the number of the GPU
 
@@ -181,11 +181,7 @@ def first_difference(strategy: str, device: torch.device) -> str | None:
 
 
 def decoded(decoder: Any, inputs: Tensor, device: torch.device | None) -> dict[str, Any]:
-    """Return all results of two utterances after each chunk and at the end; the second utterance has two chunks.
-
-    Args:
-        device: device that runs the kernels; None for the CPU search.
-    """
+    """Return all results of two utterances after each chunk and at the end; `device` None selects the CPU search."""
     streams = decoder.open(2, [None, Request(OTHER_TREE, 0.25)])
     streams.engine = decoder._cuda_engine(streams, device) if device else decoder._cpu_engine(streams)
     results: list[NBest] = []

@@ -1,7 +1,7 @@
 """Commit tokens: find the tokens with which all live hypotheses of a running stream begin.
 
-A stream keeps committed tokens once, in arrays that only grow. A partial result traces back only later tokens, so that
-its time does not depend on the length of the stream. `joined` appends the later tokens to the committed ones.
+A stream keeps committed tokens once, in arrays that only grow. A partial result traces back only later tokens, so the
+time to make it does not grow with the stream. `joined` appends the later tokens to the committed ones.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ def worth_committing(count: int) -> bool:
 
 @compiled
 def common_ancestor(parents, ends):
-    """Return the newest node that is on all paths from `ends` back to the root, or the roots' parent if none is.
+    """Return the newest node that is on all paths from `ends` back to the root, or the roots' parent if there is none.
 
     The back-pointers of live hypotheses form a tree in which older nodes have lower numbers. The time depends only on
     the number of nodes after the common ancestor.
 
     Args:
         parents: [nodes] number of the previous node, lower than the node's own number.
-        ends: [n] nodes.
+        ends: [n] the last nodes of the hypotheses.
     """
     ends, newest = ends.copy(), ends.max()
     while newest != ends.min():
@@ -93,7 +93,7 @@ class GrowingColumns:
 
 
 def joined(head: Head | None, tail: P) -> P:
-    """Join the tokens of `head` and of `tail` to a path of the tail's type.
+    """Return a path of the tail's type with the tokens of `head`, followed by those of `tail`.
 
     Arrays are concatenated when they are first read, for example by `after`. So partial results take no time for
     committed tokens.

@@ -8,7 +8,7 @@
     decoder.partial(streams)                              # the best hypotheses so far, per stream
     results = decoder.close(streams)                      # the results do not depend on the chunks
 
-Inputs may be NumPy arrays, or one utterance [T, ...], or a list of these; without lengths all frames count.
+Inputs may be NumPy arrays, or one utterance [T, ...], or a list of these; without lengths all frames are valid.
 
 `decode` calls `open`, `push` and `close`. The streams hold all state of running utterances, so one decoder may serve
 many threads.
@@ -19,8 +19,7 @@ A server opens a fixed number of streams and reuses each of them for one utteran
     decoder.reopen(streams, [1], requests)                # a new utterance in its place
     errors = decoder.push(streams, log_probs, lengths, rows=[0, 1], isolate=True)
 
-A strategy implements the checks of its inputs, its engines (`engine.py`), and the conversion of an engine's results to
-hypotheses.
+A subclass implements input checks, engines (`engine.py`), and the conversion of an engine's results to hypotheses.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ class Decoder(ABC, Generic[C, R]):
         self.config = config
         self.fusion = given_or_default("fusion", fusion, Fusion)
         self._labels = labels
-        self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
+        self._is_sampled = not self.reads_log_probs  # True: no more frames are checked, for example after a warning
         self._is_checked = False  # whether frames of an input with lengths have been checked
-        # until it has scored MANY_TOKENS of best hypotheses; None: scores that contain other LMs cannot be compared
+        # The LM, until it has scored MANY_TOKENS of best hypotheses. None: the scores contain other LMs, too
         self._unjudged_lm = None if self.fusion.source_lm or self.fusion.lm_pool else self.fusion.lm
         self._lm_score, self._lm_tokens = 0.0, 0
         self._usual: BatchFusion | None = None  # of the last utterances without requests
@@ -100,7 +99,7 @@ class Decoder(ABC, Generic[C, R]):
                 natural log-probabilities [B, T, V + 1]. Transducers read the encoder's output [B, T, D]; NeMo's
                 encoders return [B, D, T], so use transpose(1, 2). Frames beyond an utterance's length are not read.
             lengths: [B] number of valid frames of each utterance; None means that all frames are valid.
-            requests: [B] weights and boosting trees that replace the decoder's for single utterances.
+            requests: [B] for each utterance, None or weights and boosting trees that replace the decoder's.
 
         Returns:
             One `NBest` per utterance; for [T, ...] a list of one.
@@ -128,7 +127,7 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             n: number of utterances, 0 .. 1,048,576.
-            requests: [n] weights and boosting trees that replace the decoder's for single utterances.
+            requests: [n] for each utterance, None or weights and boosting trees that replace the decoder's.
             capacity: frames per utterance to allocate buffers for, 0 .. 16,777,216. Buffers grow with the utterance,
                 except inside a CUDA graph, see `flexctc_beam/cuda_engine.py`.
             device: device of the inputs; if given, the backend is chosen now instead of at the first push.
@@ -158,17 +157,14 @@ class Decoder(ABC, Generic[C, R]):
         """Read the next chunk of streams.
 
         Args:
-            streams: streams that `open` returned.
             inputs: [R, T, ...] a chunk for each of `rows`; [T, ...] for one stream; or a list of [T, ...]. Arrays
                 as in `decode`.
             lengths: [R] number of valid frames of each chunk, 0 .. T; None means that all frames are valid.
-            rows: [R] numbers of the streams that have new frames, in this order; None means all streams, and closed
-                streams have length 0.
-            isolate: if a frame cannot be read, only its stream skips this chunk, and its error is returned instead of
-                raised.
+            rows: [R] stream number of each chunk; None means all streams, and closed streams have length 0.
+            isolate: only a stream with an unreadable frame skips the chunk; its error is returned, not raised.
 
         Returns:
-            Number of a stream -> the error in its chunk, which leaves that stream unchanged. Empty without `isolate`.
+            Stream number -> the error in the stream's chunk; that stream is unchanged. Empty without `isolate`.
 
         Raises:
             ValueError: as `decode`; the streams are unchanged. Errors in frames name the number of the stream. While a
@@ -190,7 +186,6 @@ class Decoder(ABC, Generic[C, R]):
         """Return the best hypotheses of streams so far; their scores do not contain final weights.
 
         Args:
-            streams: streams that `open` returned.
             n_best: number of hypotheses per stream.
             rows: numbers of open streams, in the order of the results; None means all open streams.
         """
@@ -209,7 +204,6 @@ class Decoder(ABC, Generic[C, R]):
         """End utterances and return their hypotheses.
 
         Args:
-            streams: streams that `open` returned.
             rows: numbers of the streams that have ended, in the order of the results; None means all open streams.
         """
         numbers = _open_numbers(streams, rows)
@@ -220,13 +214,12 @@ class Decoder(ABC, Generic[C, R]):
         """Begin new utterances in closed streams. Results do not depend on earlier utterances or other streams.
 
         Args:
-            streams: streams that `open` returned.
             rows: [R] numbers of closed streams.
-            requests: [R] weights and boosting trees that replace the decoder's for single utterances.
+            requests: [R] for each utterance, None or weights and boosting trees that replace the decoder's.
 
         Raises:
-            ValueError: a stream is open; a request is wrong; or the requests have other boosting trees than a CUDA
-                graph that was captured.
+            ValueError: a stream is open; a request is wrong; or the requests' boosting trees differ from those in a
+                captured CUDA graph.
         """
         numbers = _numbers(streams, rows, expect_open=False)
         new = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
@@ -252,10 +245,7 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _check_inputs(self, inputs: Tensor, batch: int | None) -> None:
-        """Check the shape of inputs, which are floating point and have three axes.
-
-        Args:
-            batch: expected number of rows; None means that any number is valid.
+        """Check the shape of floating point inputs with three axes and `batch` rows (None: any number).
 
         Raises:
             ValueError: names the argument, the value seen and the value expected.
@@ -263,10 +253,10 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _cpu_engine(self, streams: Streams) -> Engine:
-        """Return the search of these streams on the CPU."""
+        """Return the engine that searches these streams on the CPU."""
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        """Return the search of these streams on a GPU; `device` is the device of the first inputs."""
+        """Return the engine that searches these streams on a GPU; `device` is the device of the first inputs."""
         raise NotImplementedError
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
@@ -274,7 +264,7 @@ class Decoder(ABC, Generic[C, R]):
         return "this strategy has no CUDA kernels"
 
     def _units(self, path: Any) -> Units:
-        """Return the sequence of labels or words of a path that the boosting tree reads."""
+        """Return the labels or words of a path, as the boosting tree reads them."""
         return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
@@ -283,7 +273,7 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _results(self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
-        """Return the hypotheses of the selected streams, from the engine's results."""
+        """Convert the engine's results for the streams `rows` to hypotheses."""
 
     # --------------------------------------------------------------------------------- internals
 
@@ -362,12 +352,7 @@ class Decoder(ABC, Generic[C, R]):
         return streams.engine
 
     def _commit(self, streams: Streams, frames: Mapping[int, int]) -> None:
-        """Commit tokens of streams that have read enough frames since their last commit.
-
-        Args:
-            streams: streams that `open` returned.
-            frames: number of a stream -> frames read so far.
-        """
+        """Commit tokens of streams with many new frames; `frames` maps stream numbers to frames read so far."""
         due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames[row])]
         if due and streams.engine is not None:
             streams.engine.commit(due)
@@ -400,7 +385,7 @@ class Decoder(ABC, Generic[C, R]):
         return results
 
     def _judge(self, lm: BackoffAutomaton, results: Sequence[R], weights: np.ndarray) -> None:
-        """Warn if the LM scores decoded tokens below equal probabilities: it may be an LM of another tokenizer."""
+        """Warn if the LM finds decoded tokens less probable than chance: it may be an LM of another tokenizer."""
         for nbest, weight in zip(results, weights.tolist(), strict=True):
             if weight > 0 and nbest.paths:
                 self._lm_score += nbest.best.parts.lm / weight
@@ -435,7 +420,7 @@ def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool, distin
     """Return the rows as ints.
 
     Raises:
-        ValueError: a row is no number of a stream that is open (without `expect_open`: closed).
+        ValueError: a row is not the number of an open stream (without `expect_open`: of a closed one).
     """
     check_kind("rows", rows, Iterable)
     seen: set[int] = set()

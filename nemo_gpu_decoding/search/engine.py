@@ -38,7 +38,7 @@ class Engine(ABC):
         Args:
             inputs: [n, T, ...] floating point, on any device.
             lengths: [n] int64 in 0 .. T, or a tensor that `accepts_device_lengths` accepts.
-            deferred: errors may be raised by `results` instead; the streams are lost then.
+            deferred: `results` may raise the errors instead; the streams are then lost.
 
         Raises:
             BadRow: the search cannot read a valid frame; the streams are unchanged.
@@ -48,11 +48,11 @@ class Engine(ABC):
 
     @abstractmethod
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
-        """Return the best hypotheses, in a form that the strategy's decoder reads. The streams are unchanged.
+        """Return the best hypotheses, in the form that the decoder class reads. The streams are unchanged.
 
         Args:
             rows: numbers of the utterances.
-            n_best: hypotheses of each.
+            n_best: number of hypotheses per utterance.
             final: add final weights, because these utterances have ended.
 
         Raises:
@@ -61,12 +61,9 @@ class Engine(ABC):
         """
 
     def commit(self, rows: Sequence[int]) -> None:  # noqa: B027 (engines without back-pointers have nothing to do)
-        """Commit the tokens that all live hypotheses of these streams share.
+        """Commit the tokens that all live hypotheses of a stream share, for each of the different `rows`.
 
         Later results trace back only the tokens that are not committed. Commits do not change results.
-
-        Args:
-            rows: numbers of utterances, each once.
         """
 
     @abstractmethod
@@ -136,13 +133,13 @@ class Streams:
         self.is_open[list(rows)] = is_open
 
     def tree_of(self, row: int) -> BoostingTree | None:
-        """Return the phrases of an utterance, or None if it has none or the tree does not name them."""
+        """Return an utterance's boosting tree, or None if there is none or it does not name its phrases."""
         fusion = self.fusion
         tree = fusion.trees[fusion.tree_of[row]] if fusion.boosting_weights[row] else None
         return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
 
     def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
-        """Keep the requests, and later the inputs, of new utterances whose phrases need evidence."""
+        """Store the requests, and later the inputs, of new utterances whose phrases need evidence (`evidence.py`)."""
         kept: list[int] = []
         if any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees):
             kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
@@ -154,7 +151,7 @@ class Streams:
         self.shown = {row: self.shown.get(row, 0) if row in left else 0 for row in self.requests}
 
     def hear(self, inputs: Tensor, counts: Sequence[int], *, copies: bool) -> None:
-        """Keep the inputs that were read, as copies if the caller may change `inputs` later (`copies`)."""
+        """Store the inputs that were read: copies of them if the caller may change them later (`copies`)."""
         heard = dict(self.heard)
         for row in heard:
             if counts[row] > 0:
@@ -174,7 +171,7 @@ def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Lit
     Args:
         wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
         device: device of the tensors to decode. With "cuda", tensors on the CPU are copied.
-        obstacle: the reason why the decoder's kernels cannot use a device that runs kernels, or None.
+        obstacle: returns why the decoder's kernels cannot use a device that can run other kernels, or None.
 
     Raises:
         ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.

@@ -1,13 +1,13 @@
 """Check the evidence of boosted phrases: a phrase stays in a result only if the log-probs support it.
 
-The evidence of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
-wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
-posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
-hypothesis has less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that
-have enough. Beams seldom hold a hypothesis without the phrase, because its bonus keeps hypotheses that have it.
+The evidence of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the wrong
+token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A posterior
+compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best hypothesis has
+less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that have enough
+evidence. Beams seldom hold a hypothesis without the phrase, because the bonus favours the others.
 
-Phrases of the second search passed the check in the first search, or got no bonus. If a phrase of the second search
-fails, a third search boosts fewer phrases, and so on.
+A phrase in the second result passed the check before, or has no bonus. If a phrase fails the check in the second
+search, a third search boosts fewer phrases, and so on.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,7 +26,7 @@ R = TypeVar("R", bound=NBest[Any])
 
 
 class Units(NamedTuple):
-    """The labels or words that a boosting tree reads of a path, with their tokens."""
+    """The labels or words of a path that a boosting tree reads, with their tokens."""
 
     values: Sequence[Hashable]
     first_tokens: Sequence[int]
@@ -59,7 +59,7 @@ def with_evidence(
     """Return final results with their phrases, after decoding again without phrases that lack evidence.
 
     Args:
-        rows: numbers of the streams of the results.
+        rows: the stream number of each result.
         decode: decodes a list of inputs with requests.
     """
     failed: dict[int, Request] = {}
@@ -92,7 +92,7 @@ def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
 
 
 def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:
-    """Return the tree of phrases that pass at least once in the best hypothesis or, if all do, that always pass."""
+    """Return the phrases that pass the check at least once in the best hypothesis or, if all do, each time."""
     assert tree.table is not None
     passed: set[Key] = set()
     below: set[Key] = set()

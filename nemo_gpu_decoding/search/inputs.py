@@ -28,10 +28,10 @@ def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> t
             a NumPy array, or has `__dlpack__`. A list is padded; other inputs are not copied if torch can share them.
         lengths: [B] number of valid frames of each utterance; None means that all frames are valid.
         name: name of the inputs in messages.
-        axes: "T, C" in messages.
+        axes: the names of the axes in messages, such as "T, C".
 
     Raises:
-        ValueError: types or shapes are wrong, or the lengths for a list.
+        ValueError: types or shapes are wrong, or the lengths do not fit the list.
     """
     if isinstance(inputs, (list, tuple)):
         return _padded(inputs, lengths, name, axes)
@@ -96,11 +96,7 @@ def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
 
 
 def check_log_probs(log_probs: Tensor, *, batch: int | None, columns: int) -> None:
-    """Check the shape of log-probs [B, T, columns]. The search checks their values.
-
-    Args:
-        batch: expected B; None means that any B is valid.
-        columns: vocabulary size plus one for the blank.
+    """Check that log-probs are [batch, T, columns] (`batch` None: any number). The search checks their values.
 
     Raises:
         ValueError: names the argument, the value seen and the value expected.
@@ -184,12 +180,12 @@ def may_be_padded(log_probs: Tensor) -> bool:
 
 
 def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool | None:
-    """Warn if an end of an utterance, or most of a few frames of the longest, are not log-probabilities.
+    """Warn if an utterance's first or last frame, or most of a few frames of the longest, are no log-probs.
 
     Values that the search itself rejects give no warning.
 
     Returns:
-        Whether it has warned; None means that no frame could be read, as while a CUDA graph is captured.
+        Whether it has warned; None if no frame could be read, for example during the capture of a CUDA graph.
     """
     if log_probs.is_cuda and torch.cuda.is_current_stream_capturing():
         return None

@@ -46,7 +46,7 @@ def extended_hash(text_hash, label):
 
 @linked
 def label_of(column, blank_id):
-    """Convert a column of the log-probs to a label of automata, which number labels without the blank."""
+    """Convert a column of the log-probs to a label of automata. Labels are numbered without the blank."""
     return np.int32(column - 1 if column > blank_id else column)
 
 
@@ -156,7 +156,7 @@ def merge_equal_texts(beam, scores, adds):
 
     Args:
         scores: [size] of the hypotheses; changed in place.
-        adds: add the probabilities of a text's hypotheses; else the best score is kept.
+        adds: whether to add the probabilities of a text's hypotheses; if not, the best score is kept.
     """
     for k in range(len(scores)):
         for i in range(k):
@@ -189,7 +189,7 @@ def select_best(ratings, scores, order, best_scores):
 
 @compiled
 def add_text_scores(tokens, vocab_size, blank_id, fusion, starts, scores):
-    """Add to scores [1] TEXT_SCORES the weighted LM and boosting scores of the next tokens of a text.
+    """Add the weighted LM and boosting scores of a text's next tokens to `scores`, [1] TEXT_SCORES.
 
     Args:
         tokens: [n] columns of the log-probs.

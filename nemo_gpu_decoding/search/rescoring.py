@@ -86,7 +86,7 @@ class Rescoring(NamedTuple):
     lm_share: float = 1.0
 
     def changes(self, texts: Sequence[str], lm_scores: Sequence[float]) -> list[float]:
-        """Return the [n] changes in the scores of texts, given the first LM's parts of these scores."""
+        """Return by how much the score of each text changes, given the first LM's part of each score."""
         log_probs = _scores(self.scorer, list(dict.fromkeys(texts)))
         return [
             self.weight * log_probs[text] + (self.lm_share - 1.0) * lm_score

@@ -66,8 +66,8 @@ class Path:
     def after(self: S, n: int) -> S:
         """Return the path after its first n tokens, without alignment.
 
-        A word path keeps the words that end there; their token numbers count from the start of the stream. A client
-        of partial results reads the new tokens only:
+        A word path keeps the words that end after these tokens; the words' token numbers count from the start of the
+        stream. A client of partial results reads the new tokens only:
 
             new = nbest.best.after(shown)  # shown: nbest.committed of the partial result before
         """
@@ -106,7 +106,7 @@ class Work(NamedTuple):
     """The counters that paged_biglm adds up over all frames of an utterance.
 
     The length of the audio chunks affects `query_hits` only. `look_ups` and `groups` do not depend on the order of
-    work. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
+    work. The last three counters are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
     These three depend on the size of the GPU's arc cache, on earlier decoding, and on the order of the threads.
     """
 
@@ -204,7 +204,7 @@ N = TypeVar("N", bound=NBest[Any])
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     """Return the hypotheses of an ended utterance that are sentences of its grammar.
 
-    If the best hypothesis is no sentence, the result has no tokens.
+    If the best hypothesis is no sentence, the only hypothesis left has no tokens.
     """
     if grammar is None:
         return nbest
@@ -216,10 +216,7 @@ def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
 
 
 def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | None], blank_id: int) -> None:
-    """Set `outside_share` in the paths of new results.
-
-    The paths belong to these results alone, so they need no copies.
-    """
+    """Set `outside_share` in the paths of new results, in place: no other result has the same paths."""
     for nbest, lock in zip(results, locks, strict=True):
         if lock is not None:
             for path in nbest.paths:
@@ -247,7 +244,7 @@ class WordOption(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The alternatives that a place has, most probable first. Times are in frames; in transcripts in seconds."""
+    """The alternative words at a place, most probable first. Times are in frames, or in seconds in transcripts."""
 
     word_index: int | None  # of the transcript's word; None: between two words
     start: float

@@ -1,5 +1,5 @@
 """Check the CUDA kernels against the CPU search. Before a strategy decodes on a GPU for the first time, its kernels
-must find what the CPU search finds in small problems (`built_in_problems.py`).
+must give the CPU search's results on small problems (`built_in_problems.py`).
 
 The problems run in a separate process. So a kernel that faults or hangs does not harm this process, and the check may
 run while this process captures a CUDA graph. The result is stored on disk for this GPU type, driver, version and
@@ -71,7 +71,7 @@ def _reason(strategy: str, device: torch.device) -> str | None:
 
 
 def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verdict:
-    """Return the result for a strategy's kernels from disk or, if there is none or with `again`, check them now."""
+    """Return the stored result for a strategy's kernels; check them now if there is none, or with `again`."""
     path = _path(strategy, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_process_at_a_time(path.with_suffix(".lock")):
@@ -134,7 +134,7 @@ def _in_a_process(strategy: str, device: torch.device) -> Verdict | None:
 
 
 def name_fault(strategy: str, error: RuntimeError) -> None:
-    """Add the strategy to the message of a fault of the GPU; other errors stay as they are."""
+    """Add the strategy's name to the message of a GPU fault; other errors stay as they are."""
     if "CUDA" in str(error):
         advice = "" if isinstance(error, torch.cuda.OutOfMemoryError) else f"\nRestart this process, and {REPORT}."
         error.args = (f"{strategy} stops on the GPU: {error}{advice}", *error.args[1:])

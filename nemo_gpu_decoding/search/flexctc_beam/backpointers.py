@@ -1,4 +1,4 @@
-"""Keep the back-pointers of a running beam search, and trace paths back through them.
+"""Store the back-pointers of a beam search, and trace paths back through them.
 
 Every frame writes one entry per hypothesis of the beam. A new token is stored as ~label (-1 - label); a blank or a
 repeated label is stored unchanged. Example, blank = 9, beam of 2, three frames:
@@ -27,7 +27,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """The N paths of each of R utterances, after the committed frames; a path fills `lengths` of T entries."""
+    """The N paths of each of R utterances after the committed frames; a path fills the first `lengths` entries."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32
@@ -72,11 +72,7 @@ def new_traces(rows: int, n_best: int, frames: int, *, alignments: bool = False)
 
 @compiled
 def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
-    """Fill traces[r, n] with the path of utterance b that ends in `slot`.
-
-    Args:
-        frames_of: the frames of the path in the back-pointers, first and one past the last one.
-    """
+    """Fill traces[r, n] with utterance b's path to `slot`; `frames_of`: its first frame, and one past its last."""
     tokens, frames = traces.tokens[r, n], traces.frames[r, n]
     repeats, confidence = traces.repeats[r, n], traces.confidence[r, n]
     alignment, alignment_log_probs = traces.alignment[r, n], traces.alignment_log_probs[r, n]
@@ -111,7 +107,7 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
 
 @compiled
 def shared_frames(back_pointers, b, num_frames, size):
-    """Return the number of frames from the first on in which all `size` hypotheses of utterance b share one path."""
+    """Return how many frames, from the first on, all `size` hypotheses of utterance b share."""
     slots, t = np.arange(size), num_frames
     while t > 0 and (slots != slots[0]).any():
         t -= 1

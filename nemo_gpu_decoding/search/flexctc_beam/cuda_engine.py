@@ -1,11 +1,11 @@
-"""Launch `kernel.cu` and `finish.cu` with their buffers (`CUDAEngine`). A batch takes two launches of kernels:
+"""Launch `kernel.cu` and `finish.cu` with their buffers (`CUDAEngine`). A batch takes two kernel launches:
 
     advance   one block per utterance searches the frames of a chunk
     finish    one block per utterance computes its results: final weights, order, trace-back
 
 Only results are copied to the host. `push` waits for the device once, to report a bad frame; `decode` waits only for
 its results. torch's allocator reuses the memory of earlier batches. Work is queued on torch's
-current stream; callers that push to the same streams from several CUDA streams must order them.
+current stream; callers that push to the same streams from several CUDA streams must order the pushes.
 
 **Inside a CUDA graph.** While torch captures, `push` must neither wait nor allocate memory from the driver. Therefore
 open the streams with `capacity` and `device`, and give `lengths` as an integer tensor on that device, where it is
@@ -55,11 +55,10 @@ def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
 
 
 def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int, int]:
-    """Return list sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
+    """Return list sizes for rows of `columns` numbers (`item_bytes` each) in `most_shared` bytes of shared memory.
 
     Returns:
-        The sizes, the number of rows in shared memory, and the bytes of shared memory in all. 0 rows: none fits, they
-        are read from global memory.
+        The sizes; the number of rows in shared memory, 0 if rows stay in global memory; all bytes of shared memory.
 
     Raises:
         ValueError: the beam needs more shared memory.
@@ -76,7 +75,7 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
 
 
 def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
-    """Return the dynamic shared memory of a block of `advance` without rows, as in `Workspace` in frame.cuh."""
+    """Return a block's bytes of dynamic shared memory in `advance`, without rows, as `Workspace` in frame.cuh."""
     key = 8
     lists = (sizes.candidates + beam_size) * (records.CANDIDATE_ITEM.itemsize + key)
     beams = beam_size * (2 * HYPOTHESIS.itemsize + records.KEPT_TEXT.itemsize)
@@ -97,7 +96,7 @@ class CUDAEngine(FlexCTCEngine):
 
     Args:
         config, params: options of all streams.
-        streams: their fusion, and the capacity of the buffers in frames; they grow, except inside graphs.
+        streams: the fusion and the buffers' capacity in frames. Buffers grow, except inside CUDA graphs.
         device: device of the first log-probs; for the CPU, the current GPU is used.
     """
 
@@ -322,7 +321,7 @@ class CUDAEngine(FlexCTCEngine):
 
         Args:
             reached: PROGRESS of the utterances `rows`.
-            values, lengths: arguments of the push in which it occurred, if known.
+            values, lengths: arguments of the push in which the error occurred, if known.
         """
         bad = np.flatnonzero(reached["status"])
         if len(bad) == 0:

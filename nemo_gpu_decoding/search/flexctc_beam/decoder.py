@@ -41,8 +41,6 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         >>> log_probs = torch.log_softmax(torch.randn(1, 50, 3), dim=-1)
         >>> tokens = decoder.decode(log_probs, [50])[0].best.tokens
 
-    Several threads may use one decoder: the streams hold the state of running utterances.
-
     Raises:
         ValueError: an argument is out of range or does not fit the other arguments.
     """
@@ -113,7 +111,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         return before + int(np.searchsorted(frames, hypotheses.shared[r]))
 
     def _paths(self, hypotheses: FlexCTCNBest, ended: np.ndarray, fusions: FusionArrays) -> list[tuple[Path, ...]]:
-        """Return the hypotheses of each utterance; `ended` [R] bool: include final weights."""
+        """Return each utterance's hypotheses; scores include final weights where `ended` [R] is True."""
         fused = np.zeros(hypotheses.order.shape, TEXT_SCORES)
         for r, committed in enumerate(hypotheses.committed):
             if committed.frames:
@@ -138,7 +136,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         return [tuple(paths) for paths in results]
 
     def _alignment(self, hypotheses: FlexCTCNBest, r: int, n: int) -> dict[str, np.ndarray]:
-        """Return fields of a path after the committed frames, if the config has `alignments`."""
+        """Return a path's alignment after the committed frames, or {} if the config lacks `alignments`."""
         if not self.config.alignments:
             return {}
         traces, part = hypotheses.traces, slice(int(hypotheses.frames[r]) - hypotheses.committed[r].frames)

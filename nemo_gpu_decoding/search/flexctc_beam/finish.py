@@ -17,10 +17,7 @@ from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts
 
 
 class FlexCTCNBest(NamedTuple):
-    """The N best hypotheses of R utterances as arrays, best first.
-
-    Traces begin after the committed frames.
-    """
+    """The N best hypotheses of R utterances, best first, as arrays. Traces begin after the committed frames."""
 
     rows: np.ndarray  # [R] int64, numbers of the utterances
     frames: np.ndarray  # [R] int64, frames read
@@ -53,10 +50,9 @@ class FlexCTCEngine(Engine):
         """Drop the back-pointers of the first dropped[b] frames of each stream; return the remaining frames, [n]."""
 
     def _frames_needed(self, needed: int, capacity: int, lengths: np.ndarray) -> int:
-        """Return the frames that the back-pointers must hold, `needed` or fewer, to read `lengths` more.
+        """Return how many frames the back-pointers must hold to read `lengths` more: at most `needed`.
 
-        If they exceed the capacity, the tokens of all streams are committed, and the back-pointers of committed
-        frames are dropped.
+        If `needed` exceeds the capacity, all streams commit tokens and drop committed frames' back-pointers.
         """
         if needed <= capacity or not worth_committing(capacity):
             return needed
@@ -139,7 +135,7 @@ def _rank(b, state, params, fusion, final, order, scores):
 
 @compiled
 def without_gaps(rows, order, scores, traces, fused, before, ended, beam_beta, params, fusions):
-    """Return the parts of all hypotheses, and their tokens one after the other.
+    """Return the score parts of all hypotheses, and the concatenated tokens.
 
     Args:
         rows, order, scores, traces: of a `FlexCTCNBest`.

@@ -17,7 +17,7 @@ Hypotheses with equal text are merged in one of three ways (`merge`). "max" and 
 recombine hypotheses with equal text and last label, by the maximum or the sum of their probabilities. "prefix" keeps
 one slot per text, with separate probabilities of ending in a blank and in a token.
 
-**merge=prefix** takes the steps of textbook CTC prefix search. A text has two probabilities: of its alignments that
+**merge=prefix** is textbook CTC prefix search. A text has two probabilities: of its alignments that
 end in a blank, and of those that end in its last token. A frame leads to a text in three ways: by a blank, by a
 repetition of the last token, or by the last token as a new token after the text without it. The third way may add to a
 text that is already in the beam. Every other extension is a new text, so the bound is valid here too.
@@ -91,9 +91,8 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeam
 def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
-    Update the `FlexCTCBeams` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
-    frame with NaN or a value above MOST_LOG_PROB, with sizes[b] = BAD_INPUT; and before a frame in which no label is
-    possible, with sizes[b] = 0.
+    The function updates `state`, whose back-pointers have a capacity for frames_done + T frames. It stops before a
+    frame with NaN or a value above MOST_LOG_PROB (sizes[b] = BAD_INPUT), or without a possible label (sizes[b] = 0).
     """
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates, next_beam = workspace.candidates, workspace.next_beam
@@ -154,7 +153,7 @@ def _list_candidates(row, beam, size, params, fusion, candidates):
 
 @linked
 def _offer_without_new_token(row, beam, size, params, fusion, candidates):
-    """Offer every hypothesis with a blank or its last label again; return the number of candidates."""
+    """Offer every hypothesis with a blank and with its last label repeated; return the number of candidates."""
     count, blank = 0, params.blank_id
     if params.merge == MERGE_PREFIX:
         for k in range(size):
@@ -258,7 +257,7 @@ def _find_duplicate(beam, size, hypothesis):
 
 @linked
 def score_before(hypothesis, column):
-    """Return the score before a new token, to which the token adds. A token can follow itself only after a blank."""
+    """Return the score to which a new token adds. A token can follow itself only after a blank."""
     return hypothesis.blank_score if column == hypothesis.last_label else hypothesis.score
 
 
@@ -267,8 +266,7 @@ def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     """Return `base` plus LM and boosting scores of a new token, and the states after it.
 
     Return IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
-    score. The look-up in the small boosting tree comes first, because it may make the slower look-up in the LM
-    unnecessary.
+    score. The boosting tree comes first: it may make the slower LM look-up unnecessary.
     """
     label = numerics.label_of(column, params.blank_id)
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
@@ -296,10 +294,8 @@ def least_lm_weight(floor, base, bonus, lm_weight):
 def least_log_prob(floor, best):
     """Return the lowest log-probability with which a label may reach the floor, with slack for float32 rounding.
 
-    The result is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value.
-
-    Args:
-        best: upper bound of the score of a label with log-probability 0.
+    The result is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value. `best` is an
+    upper bound of the score of a label with log-probability 0.
     """
     slack = 1e-6 * (abs(np.float64(floor)) + abs(best)) + 1e-5
     return np.float32(min(np.float64(floor) - best - slack, np.float64(numerics.MOST_LOG_PROB)))
@@ -307,10 +303,7 @@ def least_log_prob(floor, best):
 
 @linked
 def note_bounds(beam, size, fusion):
-    """Store upper bounds of the LM and boosting scores of the next token of every hypothesis.
-
-    If the arcs of the LM state are offered one by one, the bound holds for all other labels.
-    """
+    """Store upper bounds of the next token's LM and boosting scores, except for arcs that are offered one by one."""
     for k in range(size):
         beam[k].lm_bound = beam[k].boosting_bound = 0.0
         if fusion.lm_weight > 0:

@@ -138,11 +138,11 @@ ADVANCE = Signature(
         "frames": Scalar(np.int32),  # T
         "capacity": Scalar(np.int32),  # frames of the back-pointers
         "beam_size": Scalar(np.int32),  # K
-        "shared_rows": Scalar(np.int32),  # rows in shared memory; 0: rows are read where they lie
+        "shared_rows": Scalar(np.int32),  # rows in shared memory; 0: rows are read from global memory
     },
 )
 
-# Puts together the N best hypotheses of R utterances, of up to T tokens each behind those that are committed.
+# Writes the N best hypotheses of R utterances, with up to T tokens each after the committed tokens.
 FINISH = Signature(
     "finish",
     {

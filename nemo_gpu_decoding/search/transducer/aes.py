@@ -7,8 +7,8 @@ The new beam holds the K best of these expansions and of the hypotheses that hav
 token in this frame stay open. Hypotheses that are still open after the last expansion take a blank.
 
 An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. RNN-T
-searches (like NeMo) drop expansions to any text of the beam, TDT searches to texts at the same frame. Texts that
-become equal at the same later frame, in TDT, are recombined by adding probabilities. Scores are as in `alsd.py`.
+searches (like NeMo) drop expansions to any text of the beam; TDT searches drop only those to texts at the same frame.
+TDT searches add the probabilities of texts that become equal at the same later frame. Scores are as in `alsd.py`.
 """
 
 from typing import Any, NamedTuple
@@ -74,7 +74,7 @@ def run(rows, arrays, networks, options, params, durations, fusions):
 
 @linked
 def _next_frame(b, state):
-    """Advance to the next frame of any hypothesis, and open the hypotheses at that frame."""
+    """Advance to the earliest frame that a hypothesis is at, and open the hypotheses at that frame."""
     frame = np.iinfo(np.int32).max
     for k in range(state.counters[b].size):
         frame = min(frame, state.beam[b, k].frame)
@@ -85,7 +85,7 @@ def _next_frame(b, state):
 
 @compiled
 def _prefix_search(b, data, params, fusion):
-    """Add to every open text the probability that its prefix, open and one token shorter, emits its last token."""
+    """Add to every open text the probability that the open text without its last token emits that token."""
     beam, size = data.state.beam[b], data.state.counters[b].size
     if params.zero_duration < 0:
         return
@@ -139,7 +139,7 @@ def _score_in_full(row, hypothesis, best, count, params, fusion):
 
 @linked
 def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
-    """Add to the pool of n the candidates that prefix search has not counted; return its new size."""
+    """Add the candidates that prefix search has not counted to the pool of n; return the pool's new size."""
     for slot in candidates.rank[:count]:
         candidate = candidates.items[slot]
         scratch[0] = state.beam[b, candidate.parent]
@@ -165,7 +165,7 @@ def _is_counted(b, k, new, state, params):
 
 @compiled
 def _best_of(pool, n, best):
-    """Add the probabilities of equal text and frame, and insert the K best of the pool into `best`."""
+    """Add the probabilities of candidates of equal text and frame, and insert the pool's K best into `best`."""
     keys = pool.keys[:n]
     order = np.argsort(keys, kind="mergesort")
     count = 0

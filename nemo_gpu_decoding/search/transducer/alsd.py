@@ -26,7 +26,7 @@ from nemo_gpu_decoding.search.transducer.scoring import best_labels, new_candida
 
 @compiled
 def step(rows, data, params, durations, fusions):
-    """Take one step of every utterance in `rows`; this changes the `StepData` in place.
+    """Take one step of every utterance in `rows`; `data` changes in place.
 
     Set a beam's size to BAD_INPUT if the joint returned NaN or +inf, and to 0 if no label is possible.
     """

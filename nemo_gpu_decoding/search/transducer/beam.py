@@ -116,7 +116,7 @@ def new_pending(n: int, beam_size: int) -> PendingPredictions:
 
 @linked
 def extend(hypothesis, choice, params, durations):
-    """Apply a choice to a hypothesis, except for its score and fields that depend on other hypotheses."""
+    """Apply a choice to a hypothesis, but leave its score and the fields that depend on other hypotheses."""
     if choice == records.KEEP:
         return
     label = choice // params.num_durations
@@ -136,10 +136,7 @@ def extend(hypothesis, choice, params, durations):
 
 @linked
 def find_duplicate(beam, size, hypothesis):
-    """Return the slot below `size` with the same text and frame, or -1.
-
-    In RNN-T two hypotheses of a text are always at the same frame when this function is called.
-    """
+    """Return the slot below `size` with the same text and frame, or -1. In RNN-T, equal texts are at equal frames."""
     for i in range(size):
         if (
             beam[i].text_hash == hypothesis.text_hash

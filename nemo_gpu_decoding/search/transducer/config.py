@@ -17,7 +17,7 @@ BLANK_LM_SCORE_MODES = ("no_score", "lm_weighted_full")
 class TransducerConfig(SearchConfig):
     """Options that both searches share, in addition to `SearchConfig`.
 
-    `n_best` is at most `beam_size`. The networks run on their own device with every backend.
+    `n_best` is at most `beam_size`. With every backend, the networks run on the device of their weights.
     """
 
     # Number of hypotheses kept, 1 .. 1024.

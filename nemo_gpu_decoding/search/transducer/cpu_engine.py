@@ -6,7 +6,7 @@ compiled code, for groups of utterances whose rows fit in a CPU's cache. torch r
 
 `JointRows` lists the pairs of frame and text that the joint evaluates in a step. In TDT the same text may reach the
 same frame twice, in different numbers of steps: "4" with a blank of two frames, and "4" with two blanks of one frame.
-The joint's output is then the same. 10-40 % of all rows are such repeats, and 99 % of the repeats have the row of the
+The joint's output is then the same. 10-40 % of all rows are such repeats, and 99 % of the repeats equal a row of the
 previous step. So a step's rows are kept for the next step. RNN-T searches repeat no rows in a run.
 """
 
@@ -91,7 +91,7 @@ class CPUEngine(TransducerEngine):
 
 
 class SharedRows(NamedTuple):
-    """The numbers of the rows of n utterances; only the thread of an utterance reads and changes its numbers."""
+    """The row numbers of n utterances; only the thread of an utterance reads and changes its row numbers."""
 
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis in the log-probs, or -1
     pending: beam.PendingPredictions
@@ -136,7 +136,7 @@ def new_run(
     shared: SharedRows,
     group: int,
 ) -> Run:
-    """Return the arrays of a `Run` for groups of at most so many utterances."""
+    """Return the arrays of a `Run` for groups of at most `group` utterances."""
     rows = group * state.beams.beam.shape[1]
     columns = networks.vocab_size + 1 + len(networks.durations)
     return Run(
@@ -155,10 +155,10 @@ def new_run(
 
 @linked
 def read_joint(rows, turn, run, networks, options, params):
-    """Fill `row_of` and log_probs[turn] for these utterances, and move those that read a row to the front.
+    """Fill `row_of` and log_probs[turn] for these utterances, and move utterances that read a row to the front.
 
-    Return their number. An utterance that waits once must wait for new frames. The number is 0 if an utterance has
-    failed, or if its tree has no space for the nodes of a step.
+    Return how many utterances read a row: 0 if an utterance has failed, or if its tree has no space for a step's
+    nodes. An utterance that waits once waits until new frames arrive.
     """
     for b in rows:
         counters = run.state.counters[b]
@@ -183,11 +183,7 @@ def read_joint(rows, turn, run, networks, options, params):
 
 @inlined
 def take_steps(step, rows, run, networks, options, params, durations, fusions):
-    """Take all steps of the utterances `rows`, with their networks, until all wait for frames; `rows` is changed.
-
-    Args:
-        step: the compiled step of alsd_pp or aes_pp.
-    """
+    """Repeat the compiled `step` and the networks until all utterances `rows` wait for frames; `rows` is changed."""
     turn, shared = 0, run.shared
     count = read_joint(rows, turn, run, networks, options, params)
     while count > 0:
@@ -223,7 +219,7 @@ class JointRows:
     def read(self, rows: np.ndarray, ended: bool) -> int:
         """Fill `log_probs` and `shared` for the utterances `rows`; return the number of hypotheses with a row.
 
-        The values are valid until the second next call.
+        The values are valid until the call after the next one.
         """
         self.log_probs, self._before = self._before, self.log_probs
         state, sources = self._state, self._sources
@@ -247,10 +243,7 @@ class JointRows:
 
 
 def normalised(logits: Tensor, temperature: float) -> Tensor:
-    """Convert [N, columns] logits to log-probs, in double.
-
-    The caller rounds them to float32 once, so that the order of a sum has no effect and all backends agree.
-    """
+    """Convert logits [N, columns] to log-probs in double. The caller rounds them once, so that all backends agree."""
     logits = logits.double()
     if temperature != 1.0:
         logits = logits * (1.0 / temperature)

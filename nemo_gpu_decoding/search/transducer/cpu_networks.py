@@ -1,17 +1,17 @@
 """Run an LSTM prediction network and a joint in compiled code, for the steps of a search on the CPU.
 
-With torch, a step of the search takes about 30 calls; most calls take longer than their work on a few rows. Here a run
+With torch, a step of the search takes about 30 calls; most calls take longer than computing a few rows. Here a run
 with all its steps is one call of compiled code. The networks do what `LSTMNetworks` does, with these differences:
 
 * The product of a text's hidden values and the recurrent weights is computed when the text is first extended, and kept
-  for its other extensions. A quarter to a third of the texts that reach a beam are other extensions of the same text.
+  for its other extensions. A quarter to a third of the texts that reach a beam are such other extensions.
 * A row of logits becomes log-probs at once, in double, without intermediate arrays.
 * A row of a product does not depend on other rows.
 
 Results differ from torch's by rounding only. torch runs all other networks, types and devices.
 
 **Functions** (exp, sigmoid, tanh, log-softmax) are computed in double, in a form that compiles to SIMD. Callers round
-the results to float32 once, so that they agree with those of other libraries and devices to the bit, except for a
+the results to float32 once, so that they agree with those of other libraries and devices to the bit, except for one
 value in millions. NaN gives NaN.
 
 **Products** have the few rows of a search step. A call of torch's libraries takes 10 to 50 us, more than the product
@@ -27,7 +27,7 @@ line per input follows. Example with two inputs, three outputs and WIDTH = 2; th
 **Block.** A block of ROWS rows and WIDTH outputs is kept in registers while all inputs are added. 4 rows times 3
 vectors of 8 values, 3 vectors of the panel and one broadcast value fill the 16 registers of AVX2. 8 rows times 3
 vectors of 16 values fit in the 32 registers of AVX-512. The last rows are computed in half a block if they fit in it.
-numba's loops cannot express such a block, so it is written with llvmlite. LLVM splits the vectors on other CPUs.
+numba's loops cannot express such a block, so it is written with llvmlite. On other CPUs, LLVM splits the vectors.
 """
 
 import math
@@ -106,21 +106,14 @@ def tanh(x):
 
 @linked
 def copy(values, out):
-    """Fill `out` with the first of the values; a slice assignment would allocate memory."""
+    """Fill `out` with the first values; a slice assignment would allocate memory."""
     for i in range(out.shape[0]):
         out[np.uintp(i)] = values[np.uintp(i)]
 
 
 @linked
 def log_softmax(logits, scale, scratch, out):
-    """Compute the log-softmax of scale * logits.
-
-    Args:
-        logits: [C] float32.
-        scale: float64, 1 / temperature.
-        scratch: [C or more] float64.
-        out: [C] float32.
-    """
+    """Fill out [C] with the log-softmax of scale * logits [C] (scale: 1 / temperature; scratch: [C or more])."""
     size = logits.shape[0]
     for i in range(size):
         scratch[np.uintp(i)] = np.float64(logits[np.uintp(i)]) * scale
@@ -200,7 +193,7 @@ def multiply(rows, count, weight, out):
         rows: [R, inputs] float32, C-contiguous; R is at least `whole_rows(count)`.
         count: number of rows.
         weight: see `packed`.
-        out: [R', C] float32, C-contiguous; R' and C are at least the whole rows and panels.
+        out: [R', C] float32, C-contiguous; R' is at least `whole_rows(count)`, C at least `whole_panels`.
     """
     size = (1 + rows.shape[1]) * WIDTH
     for first in range(0, count, CACHED_ROWS):
@@ -340,7 +333,7 @@ class CompiledNetworks:
         self._fused = FusedWeights(networks)
         self._lock = threading.Lock()
         self._packed: nets.MadeOfWeights[PackedNetworks | None] = nets.MadeOfWeights()
-        self._kind: tuple[Any, ...] = ()  # types of the modules and of products for which `_packed` holds
+        self._kind: tuple[Any, ...] = ()  # types of the modules and products that `_packed` was made for
 
     def current(self) -> PackedNetworks | None:
         """Return the packed weights, or None if torch must run the networks."""
@@ -411,7 +404,6 @@ def join(sources, count, labels, scale, networks, arrays, log_probs):
 
     Args:
         sources: `frames`, rows of the frames, and `texts`, entries of the cache, each [count or more].
-        count: number of pairs.
         labels: V + 1.
         scale: 1 / temperature.
         log_probs: [count or more, V + 1 (+ D)] float32, the result.
@@ -440,7 +432,7 @@ def join(sources, count, labels, scale, networks, arrays, log_probs):
 
 @linked
 def predict(count, networks, arrays):
-    """Compute the first `count` texts of `requests`."""
+    """Run the prediction network for the first `count` texts of `requests`."""
     texts, buffers = arrays.texts, arrays.buffers
     labels, sources, targets = buffers.requests[0], buffers.requests[1], buffers.requests[2]
     _recall(sources, count, networks, texts, buffers)
@@ -459,7 +451,7 @@ def predict(count, networks, arrays):
 
 @linked
 def _recall(sources, count, networks, texts, buffers):
-    """Compute the recurrent products of those of the given entries that have none yet."""
+    """Compute the recurrent products of the given entries that lack them."""
     unknown = 0
     for i in range(count):
         if not texts.is_recalled[sources[i]]:

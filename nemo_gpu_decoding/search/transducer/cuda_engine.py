@@ -6,8 +6,8 @@ hypotheses has a row, used or not. The host reads nothing, so that any number of
 captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
 
 The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.
-Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows. An utterance whose new
-texts find no free rows reads no frame in this step, and waits for the next step.
+Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows than there are
+hypotheses. An utterance whose new texts find no free rows reads no frame in this step, and waits for the next step.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, ListSizes, S
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
 MOST_BYTES_WITH_LOG_PROBS = 56 * 1024  # of a block that stores log-probs: four blocks per multiprocessor of an H100
-MOST_PADDING = 1024  # frames that are projected in vain, rather than to copy the other ones
-NODES_PER_FRAME = 16  # and hypothesis, that a push has room for; with more it takes longer
-FRAMES_THAT_WAIT = 15  # between pushes; with more the buffer grows, and graphs are captured again
+MOST_PADDING = 1024  # frames of padding that are projected: copying all other frames costs more
+NODES_PER_FRAME = 16  # and per hypothesis: nodes that a push has room for; with more it takes longer
+FRAMES_THAT_WAIT = 15  # between pushes; with more frames the buffer grows, and graphs are captured again
 KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 
@@ -70,20 +70,16 @@ class Gpu(NamedTuple):
 
 
 def expand_threads(rows: int, frame_by_frame: bool, gpu: Gpu) -> int:
-    """Return the threads of a block of `expand`, fewer if EXPAND_THREADS for so many rows need a second wave.
+    """Return the threads of a block of `expand`: fewer if `rows` blocks of EXPAND_THREADS need a second wave.
 
     With half the threads, a block takes a tenth more time by estimate, but twice as many blocks are resident.
-
-    Args:
-        rows: blocks.
-        frame_by_frame: as in `SearchParams`.
     """
     wide = rows <= expand_blocks(frame_by_frame, gpu) * gpu.processors
     return records.EXPAND_THREADS if wide else min(records.EXPAND_THREADS, records.FEWER_EXPAND_THREADS)
 
 
 def expand_blocks(frame_by_frame: bool, gpu: Gpu) -> int:
-    """Return the blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu."""
+    """Return how many blocks of EXPAND_THREADS a multiprocessor holds: EXPAND_BLOCKS in aes.cu and alsd.cu."""
     if frame_by_frame:
         return 4 if gpu.capability in ((8, 6), (8, 9)) and gpu.compiler >= (13, 0) else 2
     since = (13, 5) if gpu.capability == (9, 0) else (13, 0)
@@ -99,7 +95,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
-    """Return the lists of `expand` for M extensions per hypothesis of V + 1 labels, and a block's shared memory."""
+    """Return the list sizes of `expand` (M extensions per hypothesis, V + 1 labels), and a block's shared memory."""
     labels = max(params.max_extensions, min(params.vocab_size + 1, MOST_LABELS))
     sizes = ListSizes(2 * params.max_extensions + threads, labels, params.vocab_size + 1)
     # in the order of `Workspace` in expand.cuh
@@ -112,10 +108,7 @@ def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
 
 
 def merge_bytes(params: SearchParams) -> int:
-    """Return the dynamic shared memory of a block of `merge`, in the order of `MergeWorkspace` in merge.cuh.
-
-    The `Pool` of aes_pp follows that workspace.
-    """
+    """Return a block's dynamic shared memory in `merge`: `MergeWorkspace` of merge.cuh, then the `Pool` of aes_pp."""
     numbers, pooled = 3 * 4, KEY_BYTES + 4
     beams = params.beam_size * (2 * HYPOTHESIS.itemsize + records.CANDIDATE.itemsize + numbers)
     extension = KEY_BYTES + pooled * params.frame_by_frame
@@ -201,7 +194,7 @@ class CUDAEngine(TransducerEngine):
         self._search(state, NewFrames(state.frames.values.flatten(0, 1)[:0], nothing, nothing, ended=ended))
 
     def _hold(self, new: NewFrames) -> None:
-        """Let the streams hold a workspace, if one is available."""
+        """Reserve a workspace for the streams, if one is available."""
         state, n = self._state, len(self._state.nodes)
         if self._held is not None:
             if self._held.work.shape.frame == cuda_workspace.kind_of(new.rows):
@@ -350,7 +343,7 @@ class _Step:
         )  # fmt: skip
 
     def schedule(self, new: NewFrames) -> None:
-        """Add the frames, and choose the one that each hypothesis reads in the first step."""
+        """Add the frames, and choose the frame that each hypothesis reads in the first step."""
         work = self.work
         work.launch(
             work.kernels,
@@ -410,7 +403,7 @@ class _Step:
         return self._kernels[logits, in_loop]
 
     def look(self) -> bytes | None:
-        """Wait for the device, see `cuda_graphs.GraphStep`: the beams."""
+        """Wait for the device and return the beams, see `cuda_graphs.GraphStep`."""
         exchange = self.work.exchange
         exchange.fetch(first="counters")
         return exchange.on_host["beams"].tobytes() if cuda_workspace.goes_on(exchange.on_host["counters"]) else None

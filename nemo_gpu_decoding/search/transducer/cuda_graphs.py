@@ -44,8 +44,7 @@ class GraphStep(Protocol):
         """Load the kernels without a change to anything that a step reads."""
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
-        """Queue a step. With `in_loop`, its kernels set the condition of the WHILE node of `handle`, if there is one:
-        whether any utterance has a next step."""
+        """Queue a step. With `in_loop`, it tells the WHILE node of `handle` whether any utterance has a next one."""
 
     def look(self) -> bytes | None:
         """Wait for the device. Return None if no utterance has a next step, else a value that a step changes."""
@@ -77,13 +76,7 @@ class GraphRunner:
         self._parts: _Parts | None = None  # as of the last run
 
     def run(self, step: GraphStep, work: RunWorkspace, known: Conditions | None = None) -> None:
-        """Run on the workspace's device and torch's current stream, at least one step.
-
-        Args:
-            step: the step of this run.
-            work: its workspace.
-            known: the result of `conditions`; if it is None, `run` computes it.
-        """
+        """Run at least one step on the workspace's device and torch's current stream; `known` is from `conditions`."""
         device = work.shape.device
         if self.first_mode is None and self.allowed:
             why_not = why_no_while_graphs(device)
@@ -154,11 +147,7 @@ class GraphRunner:
 
 
 def check_not_capturing(device: torch.device) -> None:
-    """Raise an error during capture: a search waits for the device, which would end the capture of a CUDA graph.
-
-    Raises:
-        ValueError: torch's current stream is captured.
-    """
+    """Raise a ValueError if torch's current stream is captured: a search waits for the device and ends a capture."""
     if is_capturing(device):
         raise ValueError("a transducer can't be decoded while a CUDA graph is captured, expected a call outside of it")
 
@@ -182,7 +171,7 @@ def _casts_in_place() -> Iterator[None]:
 
 
 def _arithmetic() -> tuple[Hashable, ...]:
-    """Return settings that torch's choice of kernels for products depends on, besides the operands."""
+    """Return the settings that, besides the operands, decide which kernels torch uses for matrix products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     backends = matmul, getattr(cudnn, "rnn", cudnn)
     tf32 = [b.fp32_precision if hasattr(b, "fp32_precision") else b.allow_tf32 for b in backends]  # torch < 2.9

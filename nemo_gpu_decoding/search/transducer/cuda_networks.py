@@ -91,7 +91,7 @@ class PredictionPaths:
 
 
 class TorchPrediction(Prediction):
-    """A prediction network of any kind, which torch runs for all rows of the batch, also unused ones."""
+    """A prediction network of any kind, which torch runs for all rows of the batch, including unused rows."""
 
     def __init__(self, networks: nets.TransducerNetworks, work: RunWorkspace) -> None:
         super().__init__(work)

@@ -1,4 +1,4 @@
-"""Keep the buffers of runs on the GPU at fixed addresses for CUDA graphs, and move data to and from them.
+"""Hold the GPU buffers of runs at fixed addresses, for CUDA graphs, and move data to and from these buffers.
 
 A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams keep
 a workspace from push to push, in which their predictions and frames stay.
@@ -137,14 +137,14 @@ class RunWorkspace:
         return self.frames.view(self.shape.utterances, self.columns, *self.frames.shape[1:])[:n]
 
     def take_frames(self, values: Tensor) -> None:
-        """Copy frames [n, C, H] to the workspace, utterance by utterance."""
+        """Copy frames [n, C, H] to the workspace, one row per utterance."""
         n, columns = values.shape[:2]
         if columns > 0:
             self.reserve_frames(columns)
             self.frames_of(n)[:, :columns] = values
 
     def reserve_frames(self, columns: int) -> None:
-        """Make room for `columns` frames of each utterance. A new buffer, which keeps all frames, is in no graph."""
+        """Make room for `columns` frames of each utterance. A new buffer keeps all frames; no graph uses it yet."""
         if columns > self.columns:
             old, n = self.frames_of(self.shape.utterances), self.shape.utterances
             before, self.columns = self.columns, bucket(columns)
@@ -166,14 +166,14 @@ class RunWorkspace:
             entries[: len(part)] = part
 
     def give_predictions(self, parts: Sequence[Tensor]) -> None:
-        """Copy the prediction cache of n utterances out; waits, because the next run may be on another stream."""
+        """Copy the prediction cache of n utterances out, and wait: the next run may be on another CUDA stream."""
         for entries, part in zip(self.cache, parts, strict=True):
             part.copy_(entries[: len(part)])
         if self.shape.device.type == "cuda":
             torch.cuda.current_stream(self.shape.device).synchronize()
 
     def _filled(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """Return the buffer with `rows` at its start; if it is too small, a larger one, which is in no graph."""
+        """Return the buffer with `rows` at its start; if it is too small, a larger one, which no graph uses."""
         if len(rows) > len(buffer) or rows.shape[1:] != buffer.shape[1:]:
             buffer = self._zeros(rows.dtype, bucket(len(rows)), *rows.shape[1:])
             self.graphs.clear()
@@ -213,7 +213,7 @@ class WorkspacePool:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
 
     def held(self, shape: WorkspaceShape, holder: object) -> Held | None:
-        """Return a workspace of this shape until `holder` is deleted, or None if `MOST_HELD` others are held."""
+        """Return a workspace of this shape, held until `holder` is deleted, or None if `MOST_HELD` others are held."""
         with self._lock:
             self._collect()
             if self._held >= MOST_HELD:
@@ -332,8 +332,7 @@ def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended,
 
 @compiled
 def outcome(counters):
-    """Return whether a run was refused and whether the host must fetch nodes for it to go on; largest numbers of new
-    nodes and of all nodes."""
+    """Return: was the run refused; must the host fetch nodes; the most new nodes; the most nodes of a tree."""
     refused, full, failed, most_new, most = False, False, False, 0, 0
     for b in range(len(counters)):
         refused |= counters[b].activity == REFUSED

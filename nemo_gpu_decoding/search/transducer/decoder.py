@@ -38,8 +38,8 @@ class TransducerDecoder(Decoder[C, NBest]):
     """A decoder that searches with a transducer's networks. Inputs are the encoder's output [B, T, D].
 
     In results, `parts.acoustic` is the score of the networks, summed over the recombined alignments. With
-    blank_lm_score_mode=lm_weighted_full it includes the terms of the joint's blank probability in eq. 3. `repeats` is
-    the duration, at least 1. Arguments and errors: see `ALSDPlusPlus`.
+    blank_lm_score_mode=lm_weighted_full, that score includes eq. 3's terms of the blank probability. `repeats` is a
+    token's duration, at least 1. Arguments and errors: see `ALSDPlusPlus`.
     """
 
     input_name, input_axes, reads_log_probs = "encoder_output", "T, D", False

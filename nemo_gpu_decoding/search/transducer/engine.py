@@ -1,4 +1,4 @@
-"""`TransducerEngine` is the base class of the engines of both backends; this file has the state of streams.
+"""`TransducerEngine` is the base class of the engines of both backends; this file also has the streams' state.
 
 Between runs both backends keep a `TransducerStreams`; a subclass implements a run.
 """
@@ -80,7 +80,7 @@ class TransducerStreams:
         return np.where(self.beams.live, self.beams.beam["frame"], MOST_FRAME).min(axis=1)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
-        """Begin new utterances in these rows; the numbers of the others' boosting states change by `moved` [n]."""
+        """Begin new utterances in these rows; the other utterances' boosting states are renumbered by `moved` [n]."""
         n, beam_size = self.beams.beam.shape
         self.fusions = fusions
         self.beams.beam["boosting_state"] += moved[:, None]
@@ -91,7 +91,7 @@ class TransducerStreams:
 
 
 class TransducerNBest(NamedTuple):
-    """The best hypotheses that R utterances have, N of each."""
+    """The N best hypotheses of each of R utterances."""
 
     order: np.ndarray  # [R, N] int32 slots in the beam, best first; -1: there are fewer
     scores: np.ndarray  # [R, N] float32
@@ -124,14 +124,14 @@ class TransducerEngine(Engine):
     def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         """Search until every utterance needs frames that have not arrived, or has `ended`.
 
-        Stops with a size <= 0 in the beam of an utterance for which the joint's output is invalid.
+        The search stops if the joint's output is invalid: the beam of that utterance has a size <= 0.
         """
 
     def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
         """Read a chunk, see `engine.Engine.push`.
 
-        Hypotheses that are ahead in time wait for the other hypotheses. So the order of steps, and the result, are
-        those of the whole utterance.
+        Hypotheses that are ahead in time wait for the other hypotheses. So the order of steps and the result do not
+        depend on the chunks.
         """
         assert isinstance(lengths, np.ndarray)
         self._check_alive()
@@ -301,7 +301,7 @@ class Predictions:
 def flattened(pending, rows, entries, flat):
     """Fill flat [3, n * K] with labels, sources and targets of all `rows`; return their number.
 
-    Utterance b has the entries b * `entries` .. of the cache.
+    The cache entries of utterance b begin at b * `entries`.
     """
     count = 0
     for b in rows:
@@ -330,7 +330,7 @@ class UnreadFrames:
         Args:
             projected: [sum of lengths, H], the new frames of all utterances, concatenated.
             lengths: [n] number of new frames.
-            ends: [n] number of frames before them.
+            ends: [n] number of frames before the new ones.
             needed: [n] first frame that is still needed.
         """
         kept = np.maximum(ends - needed, 0)

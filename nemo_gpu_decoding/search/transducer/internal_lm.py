@@ -1,7 +1,7 @@
 """Estimate the language model that a transducer has learnt from its prediction network and joint alone.
 
-The joint reads an encoder frame of zeros. The joint's probabilities of the tokens, without the blank, then depend on
-the text only. Meng et al. 2021, "Internal language model estimation for domain-adaptive end-to-end speech
+The joint reads an encoder frame of zeros. So the joint's probabilities of tokens, blank excluded, depend on the text
+only. The method is that of Meng et al. 2021, "Internal language model estimation for domain-adaptive end-to-end speech
 recognition", arXiv 2011.01991, section 3. In the paper, the prediction network reads the whole text. In this module,
 the network reads one token, so that the result is a bigram LM, which is subtracted like an LM of the training text.
 """
@@ -19,7 +19,7 @@ CHUNK = 256  # contexts that the networks read together
 
 @torch.inference_mode()
 def internal_lm(networks: TransducerNetworks) -> Arpa:
-    """Return the internal LM as a bigram over tokens.
+    """Return the internal LM as a bigram LM over tokens.
 
     A 1-gram is the mean of a token's bigrams over all contexts. The LM has no `</s>`, because a transducer emits none.
 

@@ -215,8 +215,8 @@ class LSTMNetworks(ModuleNetworks):
     def input_table(self) -> Tensor | None:
         """Return [V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
 
-        The table saves half of the LSTM's work, and is recomputed when a weight has changed. None if it would be too
-        large, or if changes cannot be detected.
+        The table saves half of the LSTM's work, and is recomputed when a weight has changed. The result is None if the
+        table would be too large, or if changes cannot be detected.
         """
         if self.table_bytes() > MAX_TABLE_BYTES:
             return None
@@ -313,7 +313,7 @@ def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:
 
 
 def joint_layers(output: nn.Module) -> tuple[type[nn.Module], nn.Linear] | None:
-    """Return the type of a joint's activation, and its linear layer; None if it has more than dropout between them."""
+    """Return the type of a joint's activation, and its linear layer; None if more than dropout is between the two."""
     if type(output) is not nn.Sequential or len(output) < 2 or type(output[-1]) is not nn.Linear:
         return None
     is_plain = all(type(part) is nn.Dropout for part in list(output)[1:-1])
@@ -339,14 +339,14 @@ def versions(sources: Sequence[Tensor]) -> Versions | None:
 
 
 def own_weights(module: nn.Module) -> list[Tensor]:
-    """Return the weights of a module without parts; `parameters` takes ten times as long."""
+    """Return the weights of a module without submodules; `parameters` takes ten times as long."""
     return [weight for weight in module._parameters.values() if weight is not None]
 
 
 def whole_blocks(rows: Tensor) -> Tensor:
-    """Return rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
+    """Return rows [N, ...]; on a CPU, rows of zeros pad them to a multiple of ROW_BLOCK.
 
-    Without the zeros, the rounding of a row in a matrix product depends on the number of rows.
+    Without the padding, the rounding of a row in a matrix product depends on the number of rows.
     """
     missing = -len(rows) % ROW_BLOCK
     if missing == 0 or rows.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Declare records, kernel arguments and block sizes of alsd_pp and aes_pp; `records.cuh` is generated from it."""
+"""Declare records, kernel arguments and block sizes of alsd_pp and aes_pp; `records.cuh` comes from this file."""
 
 from typing import Final, NamedTuple
 

@@ -1,6 +1,6 @@
 """Score the extensions of a hypothesis by blank and tokens, and keep a sorted list of the best ones.
 
-An LM and a boosting tree are fused as in [ALSD++/AES++, eq. 2 and 3]. An LM has no probability of the blank. If it
+An LM and a boosting tree are fused as in [ALSD++/AES++, eq. 2 and 3]. An LM has no probability of the blank. If an LM
 lowers the scores of tokens only, the blank wins more often and words are deleted. `alpha` is the sum of the fusion
 weights, p the joint's posterior, b the blank:
 
@@ -11,14 +11,14 @@ weights, p the joint's posterior, b the blank:
 
 In eq. 3 the LM probability of the blank is that of the joint, and the tokens share the rest.
 
-A source LM (density ratio) estimates the labels that the network expects where it emits a label at all, because text
-has no blanks. In p(v) = (1 - p(b)) P(v | not b), it is a prior of the second factor, and divides this factor alone.
-The blank and 1 - p(b), the sum of all labels, keep their scores, and `alpha` has no share of its weight:
+A source LM (density ratio) has no blank. It estimates which label the network expects where the network emits a label.
+In p(v) = (1 - p(b)) P(v | not b), the source LM is a prior of the second factor, and divides this factor alone. The
+blank and 1 - p(b), the sum of all labels, keep their scores. `alpha` does not include the source LM's weight:
 
     token v     log p(v) + alpha log (1 - p(b)) + lm_weight log P_LM(v) - source_lm_weight log P_source(v)
 
-A bonus per token (`beam_beta`) is in the boosting automaton, see fusion/allowed.py. The bonus is not a probability of
-the LM: `alpha` has no share of it, and the blank keeps its score in both modes.
+A bonus per token (`beam_beta`) is in the boosting automaton, see fusion/allowed.py. The bonus is no LM probability:
+`alpha` does not include it, and the blank keeps its score in both modes.
 
 All scores are float32, natural log. A row holds the joint's log-probs for one hypothesis, [V + 1 (+ D)]: the blank is
 column V, followed by the durations.
@@ -55,7 +55,7 @@ def fused_blank(blank_log_prob, fusion, blank_mode):
 
 @linked
 def token_offset(row, params, fusion):
-    """Return the term of every token's score besides log p(v) and the weighted LM score.
+    """Return the term that is added to log p(v) and the weighted LM score of every token.
 
     The term is computed in double and rounded once, so that all libraries and devices agree to the bit.
     """
@@ -106,8 +106,8 @@ def fusion_bound(hypothesis, fusion):
 def fused_token(lm_state, boosting_state, label, least, params, fusion):
     """Return weighted LM and boosting scores of a token, and the states after it.
 
-    The score is IMPOSSIBLE if a partial sum shows that it is below `least`. The look-up in the small boosting tree
-    comes first, because it may make the slower look-up in the LM unnecessary.
+    The score is IMPOSSIBLE if a partial sum shows that it is below `least`. The boosting tree comes first: it may make
+    the slower LM look-up unnecessary.
     """
     weight, bonus = np.float32(0.0), np.float32(0.0)
     if fusion.boosting_weight > 0:

@@ -17,9 +17,9 @@ from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 
 @compiled
 def rank(rows, state, fusions, final, score_norm, order, scores):
-    """Rank the N best hypotheses of the n utterances `rows` with different texts.
+    """Rank the N best hypotheses, which have different texts, of the n utterances `rows`.
 
-    Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N]. `final`: the
+    Fill order [n, N] with slots, best first (-1 if there are fewer), and scores [n, N]. `final`: the
     utterances have ended, and bonuses of unfinished phrases are subtracted. As in NeMo's searches, the LM's
     end-of-sentence weight is not added.
     """
@@ -85,7 +85,7 @@ def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray
 
 @compiled
 def drop_nodes(nodes, ancestor, beam):
-    """Make an ancestor of all hypotheses the root, and drop the nodes that lead to no hypothesis, in place.
+    """Make a common ancestor of all hypotheses the root, and drop nodes that lead to no hypothesis, in place.
 
     Args:
         nodes: [N] NODE.
@@ -115,11 +115,7 @@ def drop_nodes(nodes, ancestor, beam):
 def add_scores(
     tokens: np.ndarray, params: SearchParams, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
 ) -> None:
-    """Run `add_text_scores` for utterance b in double.
-
-    Args:
-        final: the text has ended; add the refunds at its end.
-    """
+    """Run `add_text_scores` for utterance b in double; if `final`, add the refunds at the end of the text."""
     utterance = fusions.utterances[b]
     starts = int(utterance["lm_start"]), int(utterance["boosting_start"])
     weights: Any = float(utterance["lm_weight"]), float(utterance["boosting_weight"])
@@ -137,7 +133,6 @@ def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths
     so the networks run again over the tokens of the hypotheses.
 
     Args:
-        networks: networks of the search.
         frames: [T, D] encoder output of each path's utterance.
         paths: hypotheses with alignments.
 

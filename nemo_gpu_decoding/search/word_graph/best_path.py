@@ -157,11 +157,7 @@ def count_back_pointers(back_pointers, at):
 
 @no_refcount
 def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities, begin):
-    """Write the back-pointers of a token, oldest first, to the arrays of `Steps` from `begin` on.
-
-    Returns:
-        the end of the path in the arrays.
-    """
+    """Write a token's back-pointers, oldest first, to `Steps` arrays from `begin` on; return the end of the path."""
     end = begin + count_back_pointers(back_pointers, token.back_pointer)
     at, run, probability = token.back_pointer, token.run, token.probability
     for n in range(end - 1, begin - 1, -1):

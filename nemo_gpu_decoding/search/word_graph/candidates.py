@@ -24,7 +24,7 @@ def least_total(cost, arc_cost, acoustic_cost, search):
 
 @linked
 def least_of(row, arc, cost, search):
-    """Return a lower bound of an arc's total cost in this frame, from a token or group with this cost."""
+    """Return a lower bound of an arc's total cost in this frame, after a token or group with this cost."""
     return least_total(cost, arc.cost, cost_of(row, np.uintp(arc.ilabel), search), search)
 
 
@@ -158,7 +158,7 @@ def boosted(olabel, state, search):
 class Table(NamedTuple):
     """A hash table that holds records with keys, with linear probing.
 
-    Only a part of the table is in use, whose size fits the frame, so that few entries touch few cache lines.
+    The frame decides which part of the table is in use, so that few entries touch few cache lines.
     """
 
     slots: np.ndarray  # [power of 2] SLOT; a slot with another stamp is empty

@@ -101,10 +101,9 @@ def new_workspace(
     """Return buffers for one utterance at a time.
 
     Args:
-        max_active: option of the config.
         columns: V + 1, columns of the log-probs.
-        keeps_links: groups keep all tokens, for lattices.
-        composes: there is a large LM.
+        keeps_links: whether groups keep all tokens, for lattices.
+        composes: whether there is a large LM.
         entries: capacity for groups and LM contexts; None means twice the capacity for tokens.
     """
     capacity = records.token_capacity(max_active)

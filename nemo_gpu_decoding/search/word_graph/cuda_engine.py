@@ -67,7 +67,7 @@ PLAIN_KERNELS = PlainKernels()
 
 
 class OpenedLabels:
-    """An object that holds the LMs' labels of the words of the decoder's `opened_graph` on the devices."""
+    """An object that holds, on the devices, both LMs' labels for the words of `opened_graph`."""
 
 
 class LargeLMKernels(PlainKernels):
@@ -139,7 +139,7 @@ class CUDAEngine(Engine):
     """An engine that searches on one GPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
-        models_of: returns the models of utterance b of a batch; their graphs are one graph, some with new words.
+        models_of: returns the models of utterance b of a batch; all have one graph, some with new words added to it.
         fusion: LM weights and boosting of the batch, at least one utterance.
         config: options of the search.
         device: device of the first log-probs; if it is the CPU, the search runs on the current GPU.
@@ -304,10 +304,10 @@ class CUDAEngine(Engine):
 
         Args:
             rows: numbers of streams.
-            final: the utterances have ended. The result has the token in which the utterance ends at the lowest cost,
-                with its back-pointers. If False, it has the best token with its back-pointers, the newest of these
-                that all tokens share, and the token of the best end. If no token may end, the best token replaces
-                it in both cases.
+            final: True if the utterances have ended: the result has the token at which the utterance ends at the
+                lowest cost, with its back-pointers. If False, the result has the best token with its back-pointers,
+                the newest back-pointer that all tokens share, and the token of the best end. If no token may end, the
+                best token counts as the end.
         """
         if len(rows) == 0:
             return []
@@ -361,7 +361,7 @@ class CUDAEngine(Engine):
         )
 
     def _stream_arguments(self, state: DeviceState) -> dict[str, Any]:
-        """Return the arguments of streams of `compact` and `best_path`."""
+        """Return the arguments of `compact` and `best_path` that describe streams."""
         return {
             "tokens": state.tokens,
             "counters": as_records(state.counters).to(self.device),
@@ -485,7 +485,7 @@ class CUDAEngine(Engine):
         return compacted._replace(back_pointers=larger)
 
     def _with_room_for_links(self, state: DeviceState) -> DeviceState:
-        """Move the links of streams that have filled more than half of the array to the host.
+        """Move the links of a stream to the host if they fill more than half of the array.
 
         The array grows if the links of a single frame do not fit.
         """

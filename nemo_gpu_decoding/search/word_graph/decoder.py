@@ -68,8 +68,6 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         >>> decoder = CudaWFST(graph, len(vocabulary), blank_id=len(vocabulary))
         >>> decoder.decode(log_probs, lengths)[0].best.text
 
-    Several threads may use one decoder at the same time, because `Streams` holds the state of utterances.
-
     Raises:
         ValueError: an argument is out of range or does not fit the other arguments.
     """
@@ -118,7 +116,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
     @cached_property
     def opened_graph(self) -> WordGraph:
-        """Return the graph for requests with words that `graph` lacks (`graph/unknown_words.py`), for boosting trees.
+        """Return the graph for requests that boost words that `graph` lacks (`graph/unknown_words.py`).
 
         Raises:
             ValueError: the graph takes no new words.
@@ -343,13 +341,11 @@ class PagedBigLM(CudaWFST):
 
     Args:
         graph: graph of the small LM, from `build_graph`.
-        vocab_size: as in `CudaWFST`.
-        blank_id: as in `CudaWFST`.
+        vocab_size, blank_id, pieces: as in `CudaWFST`.
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
         small: the LM of the graph, from the same functions.
         config: see `PagedBigLMConfig`.
         fusion: boosting from `build_word_boosting`; weights of the boosting and of both LMs.
-        pieces: as in `CudaWFST`.
 
     Example:
         >>> graph = build_graph("small.arpa", vocabulary)
@@ -429,7 +425,7 @@ def _check_epsilons(graph: WordGraph) -> None:
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
-    """Return the texts of warnings about the result of a stream."""
+    """Return the warnings about a stream's result, as texts."""
     notes = () if ended == final else (NO_END,)
     if overflows:
         return (*notes, f"a table was full {overflows} times, which narrowed the beam there")

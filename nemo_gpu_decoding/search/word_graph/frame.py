@@ -1,9 +1,8 @@
 """Search one frame of CTC log-probs in a word graph on the CPU by Viterbi beam search [CUDA-WFST].
 
-A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus
-lm_weight times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that
-float32 is precise enough for streams of any length. The cost of the best token itself is a double. Each frame has
-four steps:
+A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus lm_weight
+times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that float32 is precise
+enough for streams of any length. The cost of the best token itself is a double. Each frame has four steps:
 
 1. Each token reads a blank, or reads its last label again. These steps are the self-loops of the CTC topology, which
    the graph does not contain (`graph/csr.py`).
@@ -13,9 +12,9 @@ four steps:
 4. Tokens that cost more than best + beam are pruned, then all but about max_active (`prune.py`). If fewer than
    min_active tokens are within the beam, the search repeats the frame with a wider beam.
 
-Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a
-few labels can stay within the beam. In a large state (any word may begin there) binary search finds their arcs.
-Before step 2 the cheapest arc of the best token lowers the cutoff. The bounds skip only what step 4 would prune.
+Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a few
+labels can stay within the beam. In a large state, where any word may begin, binary search finds their arcs. Before
+step 2 the cheapest arc of the best token lowers the cutoff. The bounds skip only what step 4 would prune.
 
 With a large LM (`lm` is an `LmScorer`, not None) a token also has an LM context, and steps 2 and 3 differ, see
 `large_lm/contexts.py`. numba compiles this source for both cases. With lm=None, numba removes the second branch of
@@ -73,8 +72,9 @@ def _expand_or_bisect(row, state, search, lm, work):
     """Find the tokens of the next frame; if they exceed the capacity, the cheapest of them.
 
     Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1 found. From
-    try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity, which is twice what
-    max_active lets survive. The result does not depend on the order in which candidates are found.
+    try 3 on, the search bisects the last rank until the tokens fill between half and all of the capacity. Half of it
+    is twice the number of tokens that max_active lets survive. The result does not depend on the order in which
+    candidates are found.
     """
     frame, tries, best = work.frame[0], 0, LARGEST
     low = high = frame.last_rank = keys.ANY_RANK
@@ -231,11 +231,7 @@ def may_expand(row, source, cost, search, cutoff):
 
 @linked
 def expand_groups(expand_arc, groups, row, state, search, lm, work):
-    """Step 3: expand the cheapest group first, because it lowers the cutoff for all others.
-
-    Args:
-        expand_arc: compiled function that expands an arc below the cutoff, such as `token_groups.expand_arc`.
-    """
+    """Step 3: expand groups by a compiled `expand_arc`, the cheapest first: it lowers the cutoff for all others."""
     count = work.frame[0].groups if work.frame[0].status == keys.DONE else 0
     cheapest = 0  # the first one with the lowest cost
     for g in range(count):

@@ -1,4 +1,4 @@
-"""Declare records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
+"""Declare records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is generated from this file.
 
 The same kernel sources serve cuda_wfst and, with COMPOSE=1, paged_biglm, whose tokens have an LM context in their key.
 Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to paged_biglm, and all others to both.
@@ -273,7 +273,7 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Return the dynamic shared memory of a block of `advance`, and how many rows of log-probs fit in it.
+    """Return the bytes of dynamic shared memory of a block of `advance`, and how many rows of log-probs fit in it.
 
     The layout is that of `open_workspace` in kernel.cu.
     """

@@ -83,7 +83,7 @@ def rank_of(cost, key, context):
 
 @linked
 def precedes(token, other, lm):
-    """Return whether a token has the lower key of two in a frame. Keys, unlike indices, ignore the order of work."""
+    """Return whether a token's key is lower than the other's. Keys, unlike indices, ignore the order of work."""
     if lm is None:
         return token.key < other.key
     else:

@@ -121,7 +121,7 @@ def _likeliest_arc(row, reached, last_label, search, work):
     """Return the cheapest arc of a state and its total cost; NONE and `least` if no arc costs less than `least`.
 
     Args:
-        reached: `least`, and cost, boosting state and number of the state.
+        reached: `least`; then the cost, the boosting state and the number of the state.
     """
     least, cost, boost, s = reached
     source = search.graph.states[s]

@@ -1,4 +1,4 @@
-"""Prune at the end of a frame: keep the surviving tokens, their back-pointers, and the links between them."""
+"""Prune a frame (step 4 of `frame.py`): keep the surviving tokens, their back-pointers, and links between them."""
 
 import numpy as np
 

@@ -88,7 +88,7 @@ def read_paths(found_paths: FoundPaths, before: np.ndarray, graph: WordGraph, bl
     """Return the tokens and words of P paths; `before` [P] BEFORE describes the committed part of each.
 
     If the graph has a lexicon, the tokens of each word are exact. A ready-made graph emits each word at some token;
-    the tokens of the word are then those from this token to the next word's.
+    the word's tokens begin there, and end before the next word's.
     """
     spellings, labels = graph.spellings or NO_SPELLINGS, Labels.of(graph, blank_id)
     return ReadPaths(*_read_paths(found_paths, before, graph.arrays, spellings, graph.spelling_index, labels))
@@ -123,7 +123,7 @@ def _read_paths(found_paths, before, graph, spellings, index, labels):
 
 
 class Tries(NamedTuple):
-    """The state of a search for a division of n tokens among w words."""
+    """The state of a search that divides n tokens among w words."""
 
     words: np.ndarray  # [2, w] int64: label; number of tokens before the arc that emits the word
     tokens: np.ndarray  # [n] int32
@@ -351,7 +351,7 @@ def posteriors(scores: Sequence[float]) -> np.ndarray:
 
 
 def with_posteriors(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
-    """Add word posteriors to paths: the share of these paths, by probability, that have a word in its place."""
+    """Add posteriors to the words of paths: the probability share of the paths with the same word at the place."""
     shares = posteriors([path.score for path in paths])
     texts = _texts(paths)
     rated = []

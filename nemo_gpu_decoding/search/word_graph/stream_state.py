@@ -124,11 +124,7 @@ def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens:
 
 @compiled
 def compact_back_pointers(back_pointers, count, tokens, kept):
-    """Copy the back-pointers that tokens need to `kept`, in order, and give the tokens the new numbers.
-
-    Returns:
-        the number of copies.
-    """
+    """Copy the back-pointers that tokens need to `kept`, in order, and update the tokens; return the number copied."""
     number = np.full(count, NONE, np.int32)
     for i in range(len(tokens)):
         if tokens[i].back_pointer >= 0:
@@ -221,8 +217,7 @@ def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
     """Commit the next words that all live hypotheses of a running stream share.
 
     Returns:
-        The committed part, and the number of the back-pointer that becomes the first back-pointer. The result is None
-        if the live hypotheses share too few words.
+        The committed part, and the number of the new first back-pointer; None if too few words are shared.
     """
     old = state.committed
     if old is None or state.live is None:

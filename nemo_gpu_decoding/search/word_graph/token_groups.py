@@ -1,4 +1,4 @@
-"""Group the tokens that are in one graph state: in it, or in one from which a closure arc leads to it.
+"""Group the tokens of one graph state: those in it, and those from which a closure arc leads to it.
 
 A group expands arcs for its cheapest token only. With topology "normal" a token cannot take an arc with its last
 label, so that a group also keeps the cheapest token with another last label. For lattices a group keeps all its

@@ -1,9 +1,9 @@
 """Take steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy", by groups and LM contexts.
 
-2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
-   context form one context of the group. A closure arc with a word changes the LM context, but the search
-   defers the LM query for that word. Example: three tokens in graph state 7 after "a b", "a c" (just read)
-   and "a c" (with a blank since) are one group with two contexts, the second with two tokens.
+2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group that have the same LM
+   context form one context of the group. A closure arc with a word changes the LM context, but the search defers the
+   LM query for that word. Example: three tokens in graph state 7 after "a b", "a c" (just read) and "a c" (then a
+   blank) are one group with two contexts, the second with two tokens.
 3. The search visits the arcs of each group's state once, at the cost of the best context. All contexts
    below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
    contexts that are below the cutoff by the small LM's cost. The search takes the queried arcs at the true cost.
@@ -13,7 +13,7 @@ cutoffs. The epsilon closure uses a tightened cutoff. LM queries use the cutoff 
 arc and a context need a query if the arc has a word, or if the context has a word without a query yet. The LMs are
 queried if and only if the cost by the small LM, boosting included, is at most that cutoff, and the best context of the
 group does not dominate the context (`scorer.py`). So tokens, their costs to the bit, queries and groups do not depend
-on the order of tokens, groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
+on the order of tokens, groups and arcs. The counts of arc visits, expanded contexts and cache hits do depend on it.
 
 Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
 come from [LET]. In [LET], a group has no contexts until it needs them, as with composition "let" (`let.py`).
@@ -129,7 +129,7 @@ def epsilon_closure(row, count, search, lm, work):
 
 @linked
 def _join_run(row, begin, end, best, least, search, lm, work):
-    """Join tokens begin .. end - 1 of one state to its group and those of its closure arcs; `best` costs least."""
+    """Join tokens begin .. end - 1 of a state to its group and to those after closure arcs; `best` costs least."""
     graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
     state, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
     source = graph.states[np.uintp(state)]
@@ -201,9 +201,9 @@ def join(key, g, olabel, cost, origin, search, lm, work):
 
 @linked
 def group_of(key, work):
-    """Return the number of the group with a key; adds the group if there is none.
+    """Return the number of the group with a key; add the group if there is none.
 
-    The capacity suffices if there is capacity for one more context, because there are at most as many groups.
+    If one more context fits, one more group fits, too, because there are at most as many groups as contexts.
     """
     slots = work.group_slots
     slot = candidates.find_slot(key, 0, token_groups.group_table(work.lm.groups, work), None)
@@ -378,8 +378,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
 def expand_deferred(row, state, search, lm, work):
     """Take the arcs that need LM queries, for all contexts that are below the cutoff before the query.
 
-    The cutoff is that after all candidates without queries. This cutoff stays fixed while the search queries the LMs,
-    so that the set of queries does not depend on their order.
+    The cutoff, after all candidates without queries, stays fixed, so that the queries do not depend on their order.
     """
     frame, arcs = work.frame[0], search.graph.arcs
     cutoff = frame.cutoff

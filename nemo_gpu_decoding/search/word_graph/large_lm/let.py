@@ -136,8 +136,8 @@ def _expand_groups(row, state, search, lm, work):
 def _enter_within_capacity(state, work):
     """Enter the tokens of the candidates, or only the cheapest tokens if the capacity is too small.
 
-    A bisection then searches for the highest rank at which the tokens fit. As in `frame.py`, it stops once the
-    tokens fill half of the capacity.
+    If so, a bisection searches for the rank (cost) up to which they fit. As in `frame.py`, the bisection stops once
+    the tokens fill half of the capacity.
     """
     frame = work.frame[0]
     _enter(work)

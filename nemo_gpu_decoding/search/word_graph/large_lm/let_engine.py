@@ -129,7 +129,7 @@ def without(stream: LetStream, committed: stream_state.Committed, root: int) -> 
 
 @compiled
 def forget_contexts(state):
-    """Undo expansions that a failed search or the listing of a result made with contexts beyond the counters."""
+    """Undo expansions by a failed search or by listing a result; their contexts are beyond the counters."""
     known = state.counters[0].contexts
     for n in range(state.counters[0].nodes):
         if state.nodes[n].begin >= known:

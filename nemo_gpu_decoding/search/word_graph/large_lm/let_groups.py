@@ -1,4 +1,4 @@
-"""Expand token groups of composition "let" in a frame, and make nodes after words; see `let.py`, `nodes.py`.
+"""Expand token groups of composition "let" in a frame, and make nodes after words; see `let.py`, `let_nodes.py`.
 
 A record of work.groups represents all tokens in one graph state and boosting state, with any last label. So the
 search visits the arcs once for all of them. Tokens behind closure arcs with words form separate groups, because
@@ -147,7 +147,7 @@ def expand_with_lm(row, group_arc, cutoff, state, search, lm, work):
 
 @linked
 def _is_closed(member, closed, work):
-    """Return whether topology normal closes an arc to a group's member, as both have the last label `closed`."""
+    """Return whether topology "normal" forbids an arc to a group's member: both have the last label `closed`."""
     return closed != keys.NONE and keys.label_of(work.current[member.source].key) == closed
 
 

@@ -1,4 +1,4 @@
-"""Keep the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
+"""Store the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
 of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
@@ -14,10 +14,9 @@ best context of their node, and costs of links to the best way to their node. So
 the cost of a node (the group is alpha-stable), and the time of the expansion does not matter. The expansion
 leaves out contexts above the beam in the frame of a node.
 
-Two other kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
-graph state after closure arcs. Nodes after a word (`let_groups.py`) are expanded from the start. The number of a
-node is higher than the numbers of the nodes that it links to. `let_engine.py` drops nodes that no
-token leads to.
+Two other kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a graph
+state after closure arcs. Nodes after a word (`let_groups.py`) are expanded from the start. The number of a node is
+higher than the numbers of the nodes that it links to. `let_engine.py` drops nodes that no token leads to.
 """
 
 from typing import Any, NamedTuple
@@ -80,8 +79,8 @@ LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTE
 class NodeArrays(NamedTuple):
     """The nodes of an utterance's search; the `back_pointer` of a token is a node.
 
-    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. Only an expansion writes
-    to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
+    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. Only an expansion
+    changes existing entries of `nodes`; `let_engine.forget_contexts` undoes it.
     """
 
     counters: np.ndarray  # [1] LET_COUNTERS
@@ -216,8 +215,7 @@ def _fill(n, total, state, search, lm, work):
 def most_above(n, state, search):
     """Return the highest cost, relative to the node, of a context in the beam. The beam always has the best context.
 
-    The bound is infinite within a frame. The bound is also infinite after a blank alone, because a search without a
-    lattice makes no node there.
+    The bound is infinite within a frame, and after a blank alone: without a lattice, no node is made there.
     """
     link = state.links[state.nodes[n].newest]
     is_open = link.arc == JOIN_MOVE or (link.arc == keys.BLANK_MOVE and link.next == keys.NONE)

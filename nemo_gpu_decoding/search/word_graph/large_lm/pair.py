@@ -1,10 +1,9 @@
 """Load the two LMs of paged_biglm, and build their `LmPair` (`scorer.py`) for the words of a graph.
 
 **Difference automaton** of the large and the small LM: a search needs one state and one look-up instead of two. The
-large LM must contain all n-grams of the small LM, for example because the small LM was pruned from it.
-Then a state h of the large LM determines the small LM's state s(h): the longest suffix of its context that
-the small LM knows. If h has no arc for a word, s(h) has none either, unless s(h) has a shorter context. So
-both LMs back off together:
+large LM must contain all n-grams of the small LM, for example because the small LM was pruned from it. Then a state h
+of the large LM determines the small LM's state s(h): the longest suffix of its context that the small LM knows. If h
+has no arc for a word, s(h) has none either, unless s(h) has a shorter context. So both LMs back off together:
 
     arc w of h           cost_large(w | h) - cost_small(w | s(h))
     back-off of h        B_large(h) - B_small(s(h))    if s(h) backs off, too
@@ -89,10 +88,7 @@ def make_lm_pair(graph: WordGraph, large: packed.PackedLM, small: packed.PackedL
 
 
 def lm_labels(graph: WordGraph, lm: packed.PackedLM, name: str) -> np.ndarray:
-    """Return the LM's label of each word of a graph.
-
-    Args:
-        name: name of the LM in the error message.
+    """Return the LM's label of each word of a graph; `name` is the LM's name in the error message.
 
     Returns:
         [W] int64: the label of <unk> for words that the LM does not list; NO_LABEL for words that the graph
@@ -126,11 +122,7 @@ def with_more_words(lms: LmPair, graph: WordGraph, large: packed.PackedLM, small
 
 
 def labels_of_unknown(graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM) -> list[int]:
-    """Return the labels of <unk> in both LMs.
-
-    Raises:
-        ValueError: an LM has no <unk>.
-    """
+    """Return the labels of <unk> in both LMs; raise a ValueError if an LM has no <unk>."""
     labels = []
     for name, lm in (("large", large), ("small", small)):
         labels.append(lm.label(graph.words[graph.unknown]))
@@ -208,9 +200,7 @@ _CHUNK = 1 << 20  # arcs that are packed at a time
 
 
 def difference_of(large: packed.PackedLM, small: packed.PackedLM) -> packed.PackedLM | None:
-    """Subtract the small LM's costs from the large LM's.
-
-    The small LM scores words that it does not list as <unk>.
+    """Subtract the small LM's costs from the large LM's; the small LM scores words that it does not list as <unk>.
 
     Returns:
         the difference automaton, or None if the small LM is no subset of the large LM, or an LM has no </s>.

@@ -106,7 +106,6 @@ def difference_of_word(word, context, lms):
     Args:
         word: id of the word in the graph. A word without a label in the large LM costs 0 and keeps the context.
         context: int64, the LM context before the word.
-        lms: `LmPair`.
 
     Returns:
         cost_large - cost_small as float32; the LM context after the word.

@@ -86,7 +86,8 @@ class Lattice:
         The cost of a path is reduced by (1 - lm_share) times its costs of the graph. The cost of a path is increased
         by weight times the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the
         large LM's. Boosting is unchanged. lm_share 0 also removes costs of pronunciations and of pieces of unknown
-        words. Boosting of unknown words refunds such costs, and the refunds remain: use lm_share 1 there.
+        words. Boosting refunds such costs of unknown words, and the refunds remain: use lm_share 1 if unknown words
+        are boosted.
 
         Args:
             lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.

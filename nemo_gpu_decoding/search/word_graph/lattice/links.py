@@ -2,8 +2,8 @@
 
 **n-best texts.** Every node keeps its n cheapest paths from the start with different words. The result is exact,
 because for every continuation n other paths cost no more than a path that is dropped. Words are compared by a hash.
-Most paths of a wide lattice belong to no good text. The search therefore skips paths that cost more than the best path
-by more than a margin. The margin grows until n texts are within it.
+Most paths of a wide lattice spell poor texts. The search therefore skips paths whose cost exceeds the best path's by
+more than a margin. The margin grows until n texts are within it.
 """
 
 import numpy as np
@@ -59,8 +59,8 @@ def name_links(links, nodes, names):
     Args:
         links: [L] LINK, sorted by target.
         nodes: [N] uint64, filled: the smallest name of the links to each node; 0 for node 0.
-        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc. No other link
-            has the same three.
+        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc. No two links have all
+            three in common.
     """
     nodes[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
     nodes[0] = np.uint64(0)
