@@ -62,7 +62,7 @@ def divided(word: str) -> list[str]:
 
 
 def single_spaced(text: str) -> str:
-    """Return a text with single spaces between its words and none around them, as bare word marks add spaces."""
+    """Return a text with single spaces between its words and no spaces around the text; bare word marks add spaces."""
     return " ".join(filter(None, text.split(" ")))
 
 

@@ -143,7 +143,7 @@ def with_confidence_map(
 
 
 def _with(config: DictConfig, aggregation: str, fitted: metrics.ConfidenceMap | None) -> DictConfig:
-    """Return the decoding section with this aggregation of word confidence and this confidence map."""
+    """Return the decoding section with an aggregation of word confidence and a confidence map."""
     given: dict[str, Any] = {"confidence_cfg": {"preserve_word_confidence": True, "aggregation": aggregation}}
     given[section_of(str(config.strategy))] = {"confidence_map": fitted and list(fitted)}
     return cast(DictConfig, OmegaConf.merge(config, given))

@@ -112,7 +112,7 @@ def tried_values(points: Sequence[Point]) -> str:
 
 
 class Searches:
-    """The decoders of a strategy, one for each boosting tree, with one LM or word graph for all.
+    """The decoders of a strategy, one for each boosting tree. All share one LM or word graph.
 
     Args:
         files: LM, phrases, and weights other than 0, so that all models are loaded.

@@ -249,7 +249,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
-    """Return the options on which transcripts depend; a digest of its content replaces the name of a file."""
+    """Return the options on which transcripts depend; digests of files replace file names."""
     resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
     given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:

@@ -167,7 +167,7 @@ class _Files:
 
 
 class _Session:
-    """A network in onnxruntime; a call takes its inputs in their order and returns its outputs."""
+    """A network in onnxruntime; a call takes the inputs in order and returns the outputs."""
 
     def __init__(self, model: str | bytes, providers: Sequence[str] | None) -> None:
         import onnxruntime

@@ -1,7 +1,7 @@
 """Check whether kernels can run on a device; if not, give the reason and a remedy in one line.
 
-The checks go from safe to unsafe calls. Libraries of the driver are called only after torch has found a
-device, because some of their calls hang without one.
+The checks go from safe to unsafe calls. The driver's libraries are called only after torch has found a device, because
+some calls hang without a device.
 """
 
 import importlib

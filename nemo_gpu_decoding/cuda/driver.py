@@ -1,7 +1,7 @@
 """Load and launch kernels on real GPUs through the CUDA driver's interface.
 
-Modules belong to torch's context, and kernels run on torch's current stream. So they run in order with
-torch's kernels, on any device, and a caller may capture them into a CUDA graph.
+Modules belong to torch's context, and kernels run on torch's current stream. So kernels run in order with torch's
+kernels, on any device, and a caller may capture them into a CUDA graph.
 """
 
 from __future__ import annotations

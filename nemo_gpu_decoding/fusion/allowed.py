@@ -168,7 +168,7 @@ def _scripts_of(text: str) -> Iterator[frozenset[str]]:
 
 
 def _checked_names(scripts: Sequence[str], found: frozenset[str]) -> frozenset[str]:
-    """Return the names of these scripts in Unicode character names, such as LATIN; `found`: the vocabulary's."""
+    """Return these scripts as in Unicode character names, such as LATIN; `found`: the scripts of the vocabulary."""
     names: frozenset[str] = frozenset()
     for script in scripts:
         own = frozenset(_OTHER_NAMES.get(str(script).upper(), (str(script).upper(),)))

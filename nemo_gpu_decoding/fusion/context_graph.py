@@ -61,7 +61,8 @@ shares tokens with another may raise the weight of a node, but not of the nodes 
 **Refunds** are back-off arcs with a weight that depends on the label. A back-off arc has one weight for all labels. If
 some labels must also lose a refund r, the arc leads to a copy of the back-off state. In the copy, the weights of these
 labels are lower by r. The copy backs off to a copy of the next back-off state with the sum of the refunds so far. The
-last copy is a copy of the root: it has arcs for the labels that pay refunds and backs off to the root for all others:
+last copy is a copy of the root: it has arcs for the labels that pay refunds, and backs off to the root for all other
+labels:
 
     t --back-off, refund 2--> f --back-off, refund 1--> root
 

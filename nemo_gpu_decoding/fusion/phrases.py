@@ -5,9 +5,9 @@ An alias is a spelling that a model recognises for a spoken phrase; results cont
     aliases = Aliases({"sasilano": "Castellano", "phi four mini": "Phi-4-mini"})
     aliases.written("sasilano's phi four mini")        # "Castellano's Phi-4-mini"
 
-The search boosts an alias like a phrase. `Aliases` replaces it in the text of a result, wherever its words occur
-between word boundaries, whether or not the search has added a bonus for them. Of several aliases that begin at the
-same word, the longest is replaced. Tokens, times and scores of the result do not change.
+The search boosts an alias like a phrase. `Aliases` replaces the alias in the text of a result, wherever its words
+occur between word boundaries, whether or not the search has added a bonus. Of several aliases that begin at the same
+word, the longest is replaced. Tokens, times and scores of the result do not change.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class Aliases:
 
 
 def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
-    """Return one `WrittenWord` per word if a replacement has as many words as the words it replaces."""
+    """Return one `WrittenWord` per word if a replacement has as many words as the replaced text."""
     first, end, text = written
     parts = words_of(text)
     if len(parts) != end - first:

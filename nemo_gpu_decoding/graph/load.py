@@ -28,7 +28,7 @@ _LOOKED_AT = 2000  # number of a graph's spellings to compare with the model's v
 @checked_options
 @dataclass(frozen=True)
 class GraphOptions:
-    """The source of a graph and its options, which are known before it is loaded."""
+    """The source of a graph and the options that are known before the graph is loaded."""
 
     ready_made: Path | None = option(nemo=None)  # a graph file of this package, a folder with one, or an OpenFst file
     arpa: Path | None = option(nemo=None)  # the LM to build a graph from, if there is no ready-made one

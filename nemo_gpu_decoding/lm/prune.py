@@ -202,7 +202,7 @@ def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
 
 
 def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> list[np.ndarray]:
-    """Return which n-grams stay: those with changes above the threshold, and their contexts and suffixes."""
+    """Return which n-grams stay: n-grams with changes above the threshold, and their contexts and suffixes."""
     kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
         kept[n - 1][orders[n].context[kept[n]]] = True

@@ -1,6 +1,6 @@
 """Store the n-grams of an LM as a trie in flat arrays, filled order by order, and build its automaton.
 
-Node i is an n-gram. The nodes of order 1 come first, then the nodes of order 2, and so on. Within an order they are
+Node i is an n-gram. The nodes of order 1 come first, then the nodes of order 2, and so on. Within an order, nodes are
 sorted by their words, so that the nodes that extend a node lie together, sorted by label. With the words a = 0, b = 1
 and the n-grams "a", "b", "a a", "b b", "a a b":
 
@@ -97,7 +97,7 @@ class NGramTrie:
         return find_contexts(self.labels, self.children, block.symbols, rows, self._extensions, begin)
 
     def close(self, order: int) -> int:
-        """Move the n-grams of the order behind their contexts and sort them.
+        """Move the n-grams of an order behind their contexts, and sort the n-grams.
 
         Returns:
             the node of an n-gram that was added twice, or -1.

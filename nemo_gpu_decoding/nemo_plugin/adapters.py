@@ -5,8 +5,8 @@ timestamps and confidence. Then the wrapper replaces the inner decoder, and sets
 function creates each subclass with one base, because Python changes an object's class only between equal memory
 layouts. The subclass inherits all other methods.
 
-With a word graph, the search returns words and their frames, from which the text is made. NeMo itself joins tokens to
-text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
+With a word graph, the search returns words with frames, and the text is made of these words. NeMo itself joins tokens
+to text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
 marks, `word_seperator` between words, division into segments, and confidence by `confidence_cfg`.
 """
 

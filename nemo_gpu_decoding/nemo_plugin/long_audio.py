@@ -167,8 +167,8 @@ def segment_files(model: Model, file: AudioSource, plan: Plan, size: int, first:
 def return_memory() -> None:
     """Return freed memory to the operating system.
 
-    glibc keeps memory blocks that were freed below used ones. Batches have different sizes, fit into few of these
-    blocks, and get new ones: without this call, the process grows over hours.
+    glibc keeps freed memory blocks below used ones. Batches have different sizes, fit into few kept blocks, and get
+    new blocks: without this call, the process grows over hours.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only

@@ -55,7 +55,7 @@ class Encoded:
 
 
 class Model:
-    """A loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
+    """A loaded model and its heads under NeMo's names: "ctc", "rnnt" (RNN-T and TDT), or both.
 
     Args:
         model: a model of NeMo.

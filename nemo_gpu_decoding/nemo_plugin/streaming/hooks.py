@@ -180,7 +180,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
 
 
 class PipelineKind(NamedTuple):
-    """A class of NeMo's pipelines, with the functions that adapt it to this package's searches."""
+    """A class of NeMo's pipelines, with functions that adapt the class to this package's searches."""
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]

@@ -48,7 +48,7 @@ class StreamRequest(BiasingRequestItemConfig):
 
 
 def in_slots(base: Any) -> type:
-    """Return a pipeline class that decodes all its utterances in one `Slots`, its attribute `slots`.
+    """Return a pipeline class that decodes all utterances in one `Slots`, the attribute `slots`.
 
     A stream with an invalid frame (NaN) ends before this frame with its text so far. `error` in the step's output is
     then a ValueError that names the stream, else None. Later outputs of the stream are empty.
