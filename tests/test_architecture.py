@@ -215,16 +215,16 @@ CODE_BUDGETS = {
     "search": 11181,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42246
+PACKAGE_LINES = 42175
 PACKAGE_FILES = 189
 TESTS_LINES = 38975
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
-PAPERS_WORDS = 4340
+PAPERS_WORDS = 4338
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 12545
+EXPERIMENTS_WORDS = 12540
 
 
 def within(what: str, count: int, budget: int):
