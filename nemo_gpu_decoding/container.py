@@ -3,7 +3,7 @@
 8 bytes    size of the header, uint64
 header     JSON: "__metadata__" (below), and for each array its type, shape and range in the body; padded
            with blanks to a multiple of 4096 bytes in the file
-body       the arrays, each at a multiple of 4096 bytes; gaps are arrays, as the format forbids holes
+body       the arrays, each at a multiple of 4096 bytes; dummy arrays fill the gaps, as the format forbids holes
 
 All numbers are little-endian. A row of a structured array is stored as bytes, e.g. states [S, 12] U8. Metadata:
 

@@ -1,7 +1,7 @@
 """Store the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
-of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
+of [LET]. A new node has links back to its predecessors, and no LM contexts. Example, with two contexts
 after the words "a" and "b" at node 0:
 
     node  0 (expanded)       1 (blank)    2 ("hel")    3 ("hel" again, or from 1)

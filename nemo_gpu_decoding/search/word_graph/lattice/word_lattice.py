@@ -102,7 +102,7 @@ class WordLattice:
         return "\n".join([*lines, "", ""])
 
     def to_openfst_text(self) -> str:
-        """Return the lattice as OpenFst's and k2's text of an acceptor: source, target, word, cost; last, the end."""
+        """Return the lattice as OpenFst and k2 acceptor text: source, target, word, cost; then the final state."""
         rows = zip(self.arcs["source"], self.arcs["target"], self.arcs["word"], self.costs, strict=True)
         lines = [f"{source} {target} {word} {cost:.6g}" for source, target, word, cost in rows]
         return "\n".join([*lines, str(self.num_states - 1), ""])
