@@ -27,6 +27,12 @@ def assets() -> Path:
     return ASSETS
 
 
+@pytest.fixture(autouse=True)
+def all_levels_in_caplog(caplog):
+    """NeMo sets the level of all handlers to ERROR when it restores a model."""
+    caplog.handler.setLevel(logging.NOTSET)
+
+
 @pytest.fixture
 def messages():
     """Messages of our logger, also where a script before has changed the levels of pytest's handlers."""

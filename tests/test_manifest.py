@@ -207,7 +207,7 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": -1.5}, r"line 2: offset is -1.5, expected a finite number >= 0"),
         ({"audio_filepath": "b.wav", "offset": math.nan}, "line 2: offset is nan, expected a finite number >= 0"),
-        ({"audio_filepath": "b.wav", "offset": 10**400}, "line 2: offset is 10*, expected a number 0 .. 1e.09"),
+        ({"audio_filepath": "b.wav", "offset": 10**400}, "line 2: offset is 10*[.]{3}, expected a number 0 .. 1e.09"),
         ({"audio_filepath": "b.wav", "offset": True}, "line 2: offset is True, expected a finite number >= 0"),
         ({"audio_filepath": "b.wav", "offset": "1"}, "line 2: offset is '1', expected a finite number >= 0"),
         ({"audio_filepath": "b.wav", "offset": 0, "duration": 0}, "line 2: duration is 0, expected a finite .* > 0"),

@@ -78,7 +78,7 @@ ERRORS = {
         ("allowed_price: -1", "beam.allowed_price is -1"),
         ("allowed_price: null", "beam.allowed_price is None"),
         ("grammar: [the x]", "beam.grammar is ['the x'] (grammar: 'x' has the character"),
-        ("grammar: [the, '']", "beam.grammar is '', expected sentences"),
+        ("grammar: ['']", "beam.grammar is [''] (grammar: '' has no letters), expected a grammar"),
         ("grammar: [the], grammar_price: 0", "beam.grammar_price is 0"),
         ("grammar: 3", "beam.grammar is 3"),
         ("grammar: [the], boosting_tree: {key_phrases_list: [the]}, boosting_tree_alpha: 1.0",
