@@ -212,17 +212,17 @@ CODE_BUDGETS = {
     "live": 1277,
     "lm": 1881,
     "nemo_plugin": 3778,
-    "search": 11181,
+    "search": 11182,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42175
+PACKAGE_LINES = 42176
 PACKAGE_FILES = 189
 TESTS_LINES = 38981
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
-PAPERS_WORDS = 4372
+PAPERS_WORDS = 4348
 DEVELOPERS_WORDS = 820
 EXPERIMENTS_WORDS = 12540
 

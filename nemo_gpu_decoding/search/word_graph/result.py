@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -243,8 +244,8 @@ def _fill_words(words, labels, begins, ends, tokens, before):
 
 def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[GraphWord]:
     """Return the words of all paths, from `read_paths`; `pieces` spell the words that the graph reads as <unk>."""
-    spans = read.words.tolist()
-    texts = [graph.words[label] for label, *_ in spans]
+    labels, *numbers = (read.words[name].tolist() for name in SPAN.names or ())  # faster than tuples of each word
+    texts = [graph.words[label] for label in labels]
     if pieces is not None and graph.unknown:
         for w in np.flatnonzero(read.words["label"] == graph.unknown).tolist():
             p, span = int(np.searchsorted(read.paths["words"], w, side="right")), read.words[w]
@@ -252,7 +253,7 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
             tokens = read.tokens[0, first + span["first_token"] : first + span["end_token"]].tolist()
             if tokens:
                 texts[w] = "".join(pieces[t] for t in tokens).replace("▁", "").replace("##", "").strip()
-    return [GraphWord(text, *span) for text, span in zip(texts, spans, strict=True)]
+    return list(map(GraphWord._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
 
 
 def emitted_labels(words: Sequence[GraphWord], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
