@@ -203,7 +203,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1994,
-    "cli": 2101,
+    "cli": 2102,
     "cluster": 447,
     "compat": 994,
     "cuda": 958,
@@ -215,7 +215,7 @@ CODE_BUDGETS = {
     "search": 11182,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42176
+PACKAGE_LINES = 42177
 PACKAGE_FILES = 189
 TESTS_LINES = 38981
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
@@ -224,7 +224,7 @@ USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4348
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 12540
+EXPERIMENTS_WORDS = 12538
 
 
 def within(what: str, count: int, budget: int):

@@ -112,7 +112,7 @@ def run(options: AliasesOptions) -> int:
     for phrase, with_aliases in zip(phrases, chosen, strict=True):
         new = with_aliases.aliases[len(phrase.aliases) :]
         shown = [f"{alias} ({counts[phrase.text][alias]})" for alias in new]
-        print(f"{phrase.text}: {', '.join(shown) or 'no alias: never wrong between right words'}")
+        print(f"{phrase.text}: {', '.join(shown) or 'no new alias'}")
     return 0
 
 

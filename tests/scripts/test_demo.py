@@ -31,7 +31,7 @@ def run(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.nemo
 def test_each_step_of_the_demo_helps(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "REPEATS", 1)  # nobody looks at the times here
+    monkeypatch.setattr(demo, "REPEATS", 1)  # the test reads no times
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
