@@ -113,7 +113,7 @@ TABLE = (
 
 
 class Case(NamedTuple):
-    """One row to measure. On a CPU all utterances are one batch."""
+    """One row to measure."""
 
     task: Task
     peer: Peer | None  # None: the strategy itself, in another setting
@@ -121,16 +121,16 @@ class Case(NamedTuple):
     ours: Setting
     check: Check
     part: str = DECODER  # or END_TO_END: encoder and decoder
-    batch: int | None = None  # B, on a GPU
+    batch: int | None = None  # B; None: all utterances
     skipped: str | None = None  # the reason why this cannot be measured
 
 
 def make_cases(options: BenchOptions, tasks: list[Task]) -> Iterator[Case]:
     """All rows of a run in mode=batch, in the order in which they are measured and printed."""
-    on_gpu = options.device != "cpu"
+    end_to_end = options.device != "cpu" if options.end_to_end is None else options.end_to_end
     for task in tasks:
-        for batch in options.batches if on_gpu else [None]:
-            for part in (DECODER, END_TO_END) if on_gpu and options.end_to_end else (DECODER,):
+        for batch in options.batch_sizes or (None,):
+            for part in (DECODER, END_TO_END) if end_to_end else (DECODER,):
                 for line in lines_of(options):
                     if part in line.parts:
                         for case in _cases(line, options, task):

@@ -32,6 +32,7 @@ MODES = ("batch", "live", "scale", "cluster")
 PRECISIONS = ("bfloat16", "float16", "float32")
 GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
 LEAST_NGRAMS = 1000  # a smaller synthetic LM has no 3-grams
+GPU_BATCHES = (1, 8, 32, 128)
 LIVE_UTTERANCES = 32  # number of different utterances of the streams
 MANY = 10**9
 _CHOICES = {
@@ -141,12 +142,12 @@ class BenchOptions:
     # Kinds of transducers to measure, rnnt and tdt.
     transducers: list[str] = field(default_factory=lambda: list(TRANSDUCERS))
 
-    # On a GPU: batch sizes B; a batch of B is the first B utterances.
-    batches: list[int] = field(default_factory=lambda: [1, 8, 32, 128])
+    # Batch sizes B; a batch of B is the first B utterances. []: on a GPU 1, 8, 32 and 128, on a CPU all utterances.
+    batches: list[int] = field(default_factory=list)
     # On a GPU: utterances that are compared with a peer, which decodes each of them alone.
     check_utterances: int = 32
-    # On a GPU: also measure encoder and decoder together.
-    end_to_end: bool = True
+    # Also measure encoder and decoder together. null: on a GPU.
+    end_to_end: bool | None = None
     # The encoder's arithmetic: bfloat16, float16 (autocast) or float32.
     encoder_precision: str = "bfloat16"
     # Without `model`: layers of the encoder, which has random weights. Its output is discarded; the decoders read the
@@ -229,7 +230,7 @@ class BenchOptions:
                 seen = ", ".join(unknown) or "nothing"
                 raise ValueError(f"{name} holds {seen}, expected any of {', '.join(choices)}")
         for name in ("beams", "graph_beams", "group_sizes", "batches", "streams"):
-            values, may_be_empty = getattr(self, name), name in ("graph_beams", "group_sizes")
+            values, may_be_empty = getattr(self, name), name in ("graph_beams", "group_sizes", "batches")
             least = 0 if name == "group_sizes" else 1
             if not (values or may_be_empty) or min(values, default=1) < least:
                 expected = f"integers >= {least}"
@@ -255,11 +256,16 @@ class BenchOptions:
         self._check_files()
 
     @property
+    def batch_sizes(self) -> list[int]:
+        """`batches`, or those of a GPU; []: all utterances are one batch."""
+        return self.batches or (list(GPU_BATCHES) if self.device != "cpu" else [])
+
+    @property
     def most_utterances(self) -> int:
         """Maximum number of utterances of a task."""
         some = 2 if self.strategy in TRANSDUCER_STRATEGIES else 8
         wanted = self.utterances or (LIVE_UTTERANCES if self.mode == "live" else some)
-        return wanted if self.device == "cpu" else max(wanted, *self.batches)
+        return max(wanted, *self.batch_sizes, 0)
 
     def _check_combinations(self) -> None:
         if self.mode == "scale":

@@ -9,7 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.options import BenchOptions
+from benchmarks.options import GPU_BATCHES, BenchOptions
 from benchmarks.published import published_table
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.plain_text import format_table
@@ -68,7 +68,7 @@ def _found(row: Row) -> str:
 
 
 TASK, VERIFIED = Column("task", "task"), Column("verified", _verified)
-ON_GPU = (Column("part", "part"), Column("B", "batch"), Column("x roofline", "roofline.ours", 1))
+BATCHES, ROOFLINE = (Column("part", "part"), Column("B", "batch")), (Column("x roofline", "roofline.ours", 1),)
 PAGED = (
     Column("placement", "params.placement"), Column("cache hits %", "work.ours.cache_hit_rate", 1, 100),
     Column("bus bytes per frame", "work.ours.bus_bytes", 0),
@@ -131,9 +131,9 @@ def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     lines.append(CLOCKS[mode].format(clock=header["clock"], repeats=header["options"]["repeats"]))
     graphs = {f"graph of {row['task']}: {json.dumps(row['graph'])}" for row in rows if row.get("graph")}
     lines += [*(sorted(graphs) if mode == "batch" else []), ""]
-    columns, on_gpu = COLUMNS[mode], mode == "batch" and any(row["batch"] for row in rows)
-    if on_gpu:
-        columns = ON_GPU + columns
+    columns, on_gpu = COLUMNS[mode], mode == "batch" and header["options"]["device"] != "cpu"
+    if mode == "batch" and any(row["batch"] for row in rows):
+        columns = BATCHES + ROOFLINE * on_gpu + columns
     if any(row.get("params", {}).get("placement") == "paged" for row in rows):
         columns += PAGED
     lines.append(format_table([c.title for c in columns], [[c.cell(row) for c in columns] for row in rows]))
@@ -161,6 +161,8 @@ def name_of_run(header: Mapping[str, Any]) -> str:
     if header["mode"] == "scale":
         named = "" if options["ngrams"] == BenchOptions.ngrams else f"{options['ngrams'] // 1_000_000}m"
         named = "contexts" if options.get("continuations") else named
+    if options["device"] == "cpu" and options["batches"] not in ([], list(GPU_BATCHES)):
+        named = "batches"
     mode = "" if header["mode"] == "batch" else header["mode"]
     return "-".join(filter(None, (header["strategy"], mode, named)))
 

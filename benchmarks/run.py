@@ -125,16 +125,14 @@ def _plan(options: BenchOptions, hardware: Hardware) -> tuple[dict[str, Any], It
     if absent and options.peers != BenchOptions().peers:
         print(f"no row for {', '.join(absent)} with strategy={options.strategy}", file=sys.stderr)
     cases, bandwidth, encoder = list(make_cases(options, tasks)), 0.0, None
+    fewest, largest = min(len(task.texts) for task in tasks), max(options.batch_sizes, default=0)
+    if fewest < largest:
+        raise ValueError(f"batches holds {largest}, expected at most {fewest}, the utterances that there are")
     if hardware.on_gpu:
-        fewest = min(len(task.texts) for task in tasks)
-        if fewest < max(options.batches):
-            raise ValueError(
-                f"batches holds {max(options.batches)}, expected at most {fewest}, the utterances that there are"
-            )
         header["copy_bandwidth"] = bandwidth = hardware.copy_bandwidth()
-        if any(case.part == END_TO_END for case in cases):
-            encoder = make_encoder(options, hardware, tasks[0].vocab_size)
-            header["encoder"] = encoder.name
+    if any(case.part == END_TO_END for case in cases):
+        encoder = make_encoder(options, hardware, tasks[0].vocab_size)
+        header["encoder"] = encoder.name
     return header, measure(cases, Setup(options, hardware, bandwidth, encoder)), len(cases)
 
 

@@ -217,7 +217,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42177
 PACKAGE_FILES = 189
-TESTS_LINES = 38981
+TESTS_LINES = 38989
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -245,6 +245,13 @@ def test_run_has_a_row_per_peer_and_beam(options, expected):
     assert found == expected
 
 
+def test_batches_on_a_cpu_have_rows_with_and_without_the_encoder():
+    options = BenchOptions(strategy="alsd_pp", peers=["greedy_fusion"], batches=[1, 2], end_to_end=True, phrases=0)
+    parts = dict.fromkeys((case.batch, case.part) for case in listed(options))
+    assert list(parts) == [(size, part) for size in (1, 2) for part in ("decoder", "end to end")]
+    assert {case.batch for case in listed(BenchOptions())} == {None}
+
+
 def test_unbatched_rows_are_those_of_nemo():
     tasks = [
         SimpleNamespace(lm="lm", word_lm="lm", lexicon={}, transducer=None, kind=kind, weights=Weights())
