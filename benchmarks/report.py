@@ -161,7 +161,7 @@ def name_of_run(header: Mapping[str, Any]) -> str:
     if header["mode"] == "scale":
         named = "" if options["ngrams"] == BenchOptions.ngrams else f"{options['ngrams'] // 1_000_000}m"
         named = "contexts" if options.get("continuations") else named
-    if options["device"] == "cpu" and options["batches"] not in ([], list(GPU_BATCHES)):
+    if options["device"] == "cpu" and options.get("batches", []) not in ([], list(GPU_BATCHES)):
         named = "batches"
     mode = "" if header["mode"] == "batch" else header["mode"]
     return "-".join(filter(None, (header["strategy"], mode, named)))
