@@ -69,8 +69,9 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
     elif kind == "float" and rule is not None and "unused" not in rule:
         check_number(name, value, above_zero="above" in rule, negative=least != 0, infinite="infinite" in rule)
         if not rule.get("low", value) <= value <= rule.get("high", value):
-            expected = f"a number in [{least}, {rule['high']}]" if "high" in rule else f"a number >= {least}"
-            raise FieldError(name, value, expected)
+            most = rule.get("high")
+            inside = f"a number <= {most}" if least is None else f"a number in [{least}, {most}]"
+            raise FieldError(name, value, f"a number >= {least}" if most is None else inside)
     elif kind in _TYPES:
         known, expected = _TYPES[kind]
         if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):

@@ -163,11 +163,6 @@ class Totals:
     insertions: int = 0
     by_characters: int = 0  # of `scored`, in scripts without spaces
 
-    @classmethod
-    def of_marker(cls, marker: Mapping[str, Any]) -> Totals:
-        """Return the totals in a marker file, without fields that only older versions write."""
-        return cls(**{name: value for name, value in marker.items() if name in cls.__dataclass_fields__})
-
     @property
     def word_errors(self) -> WordErrors:
         return WordErrors(self.words, self.substitutions, self.deletions, self.insertions)

@@ -137,7 +137,8 @@ class Task:
         def words(count: int, bonus: float) -> dict[str, Any]:
             listed = [*self.phrases, *(word for text in self.texts for word in text.split())]
             phrases = dict.fromkeys(listed[-count:], bonus)
-            return {"boosting": package.build_word_boosting(phrases, graph, missing="skip")}
+            known = {text: bonus for text, bonus in phrases.items() if graph.word_ids.keys() >= set(text.split())}
+            return {"boosting": package.build_word_boosting(known, graph)}
 
         def requests(*fields: dict[str, Any]) -> dict[str, Any]:
             rows = [package.Request(**given) if given else None for given in fields]

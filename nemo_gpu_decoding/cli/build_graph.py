@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import MISSING
 from tqdm import tqdm
@@ -20,10 +20,6 @@ from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.plain_text import format_table, read_lines
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from nemo_gpu_decoding.graph.csr import WordGraph
-    from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 
 EXAMPLES = (
     "lm=word.arpa model=model.nemo out=word.graph",
@@ -94,7 +90,7 @@ def run(options: BuildGraphOptions) -> int:
 
     from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell
     from nemo_gpu_decoding.fusion.phrases import read_phrases, spelled_phrases
-    from nemo_gpu_decoding.graph.build import listed_words, spell_words
+    from nemo_gpu_decoding.graph.build import build_graph, listed_words, spell_words
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, beginning_tokens
     from nemo_gpu_decoding.graph.store import save_graph
     from nemo_gpu_decoding.graph.word_boosting import words_of
@@ -110,11 +106,12 @@ def run(options: BuildGraphOptions) -> int:
     else:
         lexicon = Lexicon.from_file(lexicon_file, vocabulary.pieces)
         lexicon = replace(lexicon, beginning_tokens=beginning_tokens(vocabulary))
-    costs = OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
-    graph = build(lm, lexicon, added, costs.of(vocabulary) if options.open_vocabulary else None)
+    costs = OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost) if options.open_vocabulary else None
+    with step_bar() as progress:
+        graph = build_graph(lm, lexicon, open_vocabulary=costs, added_words=added, cache=False, progress=progress)
     save_graph(graph, out)
     if oov:
-        left_out = (word for word in listed if word not in graph.word_ids)
+        left_out = (word for word in dict.fromkeys([*listed, *added]) if word not in graph.word_ids)
         write_text(oov, "".join(f"{word}\n" for word in left_out))
     seconds = round(time.perf_counter() - began, 1)
     facts = {**graph.report, "bytes": out.stat().st_size, "seconds": seconds}
@@ -169,34 +166,18 @@ def _listed_pieces(file: Path) -> Vocabulary:
         raise ValueError(f"tokenizer={file}: {error}") from error
 
 
-def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """Build the word graph of an LM and of added words, with a progress bar on stderr."""
-    from nemo_gpu_decoding.graph.build import build_graph
-    from nemo_gpu_decoding.lm.arpa import ArpaReader
-
-    with ArpaReader(lm, added) as reader:
-        if unspelled := [word for word in reader.added if word not in lexicon.spellings]:
-            raise ValueError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
-    with step_bar() as progress:
-        return build_graph(lm, lexicon, open_vocabulary=unknown, added_words=added, cache=False, progress=progress)
-
-
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
     """Show a progress bar of the graph build; yield a function to call with a step's name when the step begins."""
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
 
     with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:
-        begun = 0
 
         def begin(step: str) -> None:
-            nonlocal begun
-            bar.update(begun - bar.n)  # the steps before this one are done
             bar.set_postfix_str(step)
-            begun += 1
+            bar.update()
 
         yield begin
-        bar.update(BUILD_STEPS - bar.n)
 
 
 def report(facts: Mapping[str, Any]) -> str:

@@ -56,16 +56,6 @@ FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
 PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
 
-# strategy -> values that replace those of its shipped preset if there is an LM, or phrases
-_WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5}
-SUITED: dict[str, dict[str, dict[str, Any]]] = {
-    "flexctc_beam": {"lm": {"beam_size": 16, "beam_beta": 1.0}, "phrases": {"beam_size": 16}},
-    "cuda_wfst": {"phrases": _WORD_PHRASES},
-    "paged_biglm": {"phrases": _WORD_PHRASES},
-    "alsd_pp": {"lm": {"beam_size": 6}, "phrases": {"beam_size": 6}},
-    "aes_pp": {"lm": {"beam_size": 6, "pruning_mode": "early"}, "phrases": {"beam_size": 6}},
-}
-
 
 @dataclass
 class ModelOptions:
@@ -309,15 +299,19 @@ def load_model(options: Any, build: Callable[..., DictConfig], head: str | None 
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """Return a strategy's preset in `conf/`, adapted to an LM or phrases if given; {} without a preset."""
+    """Return a strategy's preset in `conf/`, or its variant for an LM or phrases if given; {} without a preset.
+
+    With phrases and no LM, strategies over tokens have the beam size of the variant for an LM.
+    """
+    has_lm, has_phrases = options.get("lm") or options.get("lms"), options.get("phrases")
     if strategy not in preset_names():
         return OmegaConf.create({})
-    config = load_preset(strategy)
-    given = {"lm": options.get("lm") or options.get("lms"), "phrases": options.get("phrases")}
-    for what, values in SUITED.get(strategy, {}).items():
-        if given[what]:
-            config[section_of(strategy)].update(values)
-    return config
+    if section_of(strategy) == "wfst":  # the graph has an LM
+        return load_preset(f"{strategy}_phrases" if has_phrases else strategy)
+    config, with_lm = load_preset(strategy), load_preset(f"{strategy}_lm")
+    if has_phrases:
+        config.beam.beam_size = with_lm.beam.beam_size
+    return with_lm if has_lm else config
 
 
 def _set_word_lm(config: DictConfig, file: str) -> None:

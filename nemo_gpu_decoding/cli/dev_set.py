@@ -105,13 +105,10 @@ def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, 
 
 def _pad(arrays: Sequence[np.ndarray], dtype: str) -> PaddedBatch:
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    lengths = torch.tensor([len(array) for array in arrays])
-    padded = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1])
-    padded = padded.to(getattr(torch, dtype))
-    for row, array in zip(padded, arrays, strict=True):
-        row[: len(array)] = torch.from_numpy(array)
-    return PaddedBatch(padded, lengths)
+    padded = pad_sequence([torch.from_numpy(array.astype(dtype)) for array in arrays], batch_first=True)
+    return PaddedBatch(padded, torch.tensor([len(array) for array in arrays]))
 
 
 FOLDS = 5  # folds of utterances; a map fitted on the other folds is measured on each fold

@@ -39,7 +39,6 @@ class ServeOptions(PipelineOptions, Limits, Address, decoding.DecodingOptions):
     def check_rules(self) -> None:
         self.token = self.token or os.environ.get(TOKEN_VARIABLE)
         Address.check_rules(self)
-        PipelineOptions.check_rules(self)
 
 
 OPTIONS = ServeOptions

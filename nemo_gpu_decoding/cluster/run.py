@@ -73,7 +73,7 @@ class Worker(Transcriber):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.load(), job.cutting, job.batch_size)
-        self.job, self.folder, self.totals = job, Folder(job.out), Totals()
+        self.job, self.folder = job, Folder(job.out)
         # Decode a second of silence, so that one worker per machine compiles kernels and builds the graph. The other
         # workers wait for the files in the cache. Wrong decoding options raise errors here.
         cache_folder().mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class Worker(Transcriber):
     def transcribe(self, partition: Partition) -> Totals:
         """Decode a partition in batches; write its transcripts or errors in the order of rows, then its marker."""
         started = time.perf_counter()
-        self.totals = totals = Totals(partition.number, partition.shard)
+        totals = Totals(partition.number, partition.shard)
         shard = self.job.shards[partition.shard]
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
         written: dict[int, str] = {}  # by position in the partition
@@ -175,7 +175,7 @@ def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
     """Return the totals of all finished partitions, which have a marker."""
     names = folder.names()
     markers = [folder.marker_file(partition) for partition in partitions]
-    return [Totals.of_marker(folder.read_json(marker)) for marker in markers if marker in names]
+    return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
 
 
 def _check_errors(totals: Any, max_errors: int | None) -> None:

@@ -129,9 +129,10 @@ class LanguageModel:
         entries, separator = spelled.spellings, alphabet.separator
         if separator is not None:
             entries = {word: tuple(s for s in several if separator not in s) for word, several in entries.items()}
-        lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
-        unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
+        beginning = alphabet.unknown_word_tokens if is_open else ()
+        lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator, beginning)
+        unknown = OpenVocabulary(0.0, 0.0) if is_open else None
         recipe = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary)
         graph = with_warning(recipe.load(), str(self.path))
         return with_piece_labels(graph) if is_open else graph

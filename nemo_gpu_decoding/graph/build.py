@@ -67,7 +67,7 @@ def build_graph(
         lexicon: the spellings, or the model's vocabulary to spell the LM's words with.
         segmentations: spellings per word, if a vocabulary is given.
         open_vocabulary: costs of words that the LM does not list; None: the search does not find such words. Needs an
-            LM with <unk> and, with a Lexicon, `beginning_tokens`.
+            LM with <unk> and a lexicon with `beginning_tokens`.
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
         cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a warning.
         progress: function that is called with the name of each step when it begins.
@@ -82,12 +82,9 @@ def build_graph(
     check_int("segmentations", segmentations, 1)
     check_kind("open_vocabulary", open_vocabulary or OpenVocabulary(), OpenVocabulary)
     if isinstance(lexicon, Vocabulary):
-        if open_vocabulary is not None:
-            open_vocabulary = open_vocabulary.of(lexicon)
         lexicon = spell_words(arpa, lexicon, segmentations, added_words)
-    if open_vocabulary is not None and open_vocabulary.beginning_tokens is None:
-        note = "with a Lexicon and an open vocabulary"
-        raise FieldError("beginning_tokens", None, "the tokens that may begin a word", note)
+    if open_vocabulary is not None and not lexicon.beginning_tokens:
+        raise FieldError("beginning_tokens", (), "the tokens that may begin a word", "with an open vocabulary")
     recipe = Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress)
     return with_warning(recipe.load(cache), str(arpa))
 
@@ -283,13 +280,11 @@ class Recipe:
     def _spellings(self) -> Spellings:
         entries = [(n, tokens) for n, word in enumerate(self.words) for tokens in self.lexicon.spellings.get(word, ())]
         lengths = [len(spelling) for _, spelling in entries]
-        unknown = self.open_vocabulary
-        beginning = self.lexicon.beginning_tokens if unknown is None else unknown.beginning_tokens
         return Spellings(
             np.array([label for label, _ in entries], np.int32),
             np.append(0, np.cumsum(lengths)).astype(np.int32),
             np.array([token for _, spelling in entries for token in spelling], np.int32),
-            np.array(beginning or (), np.int32),
+            np.array(self.lexicon.beginning_tokens, np.int32),
         )
 
     def _lm_report(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -122,33 +122,21 @@ class Lexicon:
 @checked_options
 @dataclass(frozen=True)
 class OpenVocabulary:
-    """The costs and tokens of words that the LM does not list; such a word is a beginning piece, then any pieces.
+    """The costs of words that the LM does not list; such a word is a beginning token, then any tokens.
 
-    An unknown word costs the LM's <unk> plus the costs below.
+    An unknown word costs the LM's <unk> plus the costs below. `Lexicon.beginning_tokens` may begin it.
     """
 
     # Natural-log penalties, >= 0, of an unknown word and of each of its pieces
     word_cost: float = option(2.0, low=0, nemo="unknown_word_cost")
     piece_cost: float = option(4.0, low=0, nemo="unknown_piece_cost")
-    # Tokens that may only begin a word; None: from the model's vocabulary
-    beginning_tokens: tuple[int, ...] | None = option(None, nemo=None)
-
-    def check_rules(self) -> None:
-        if self.beginning_tokens is not None:
-            object.__setattr__(self, "beginning_tokens", tuple(self.beginning_tokens))
-
-    def of(self, vocabulary: Vocabulary) -> OpenVocabulary:
-        """Set the tokens that may begin a word: all tokens if the pieces do not mark beginnings of words.
-
-        In character models this is the space, so an utterance cannot begin with an unknown word.
-        """
-        if self.beginning_tokens is not None:
-            return self
-        return replace(self, beginning_tokens=beginning_tokens(vocabulary))
 
 
 def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the tokens that may begin a word; in a character model, this is the space."""
+    """Return the tokens that may begin a word: all tokens if the pieces do not mark beginnings of words.
+
+    In a character model, this is the space, so an utterance cannot begin with an unknown word.
+    """
     if vocabulary.space is not None:
         return (vocabulary.space,)
     return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
@@ -175,7 +163,7 @@ def lexicon_fst(
     Args:
         outputs: label of each word in G.
         backoff_label: label of #0 in G.
-        unknown: label of <unk> in G, and its costs and tokens.
+        unknown: label of <unk> in G, and its costs.
     """
     entries = [(outputs[word], s) for word in outputs for s in lexicon.spellings.get(word, ())]
     symbols = disambiguated([spelling for _, spelling in entries])
@@ -197,7 +185,7 @@ def lexicon_fst(
     num_symbols = int(symbols.max(initial=0)) + 1
     if unknown is not None:  # a loop between two disambiguation symbols, which separate it from known words
         (word, penalties), symbol, inside = unknown, first + num_symbols, states + 1
-        beginning = penalties.beginning_tokens or ()
+        beginning = lexicon.beginning_tokens
         # with a separator, no token marks the beginning of a word
         others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))
         rows.append((0, symbol, word, penalties.word_cost, states))

@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph import csr
 from nemo_gpu_decoding.graph.grammar import Grammar
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
@@ -56,12 +55,11 @@ class Entrance(NamedTuple):
         return cls(int(backed_off[0]) if len(backed_off) else graph.start, grammar.cost_of_added_word, vocab_size)
 
 
-def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
+def with_new_words(graph: csr.WordGraph) -> csr.WordGraph:
     """Return a graph with the loop of <unk> beside its words, for the requests of some utterances.
 
     Args:
         graph: a graph with a closed vocabulary, from `build_graph` or one of its files.
-        costs: costs of the loop; the requests refund them.
 
     Raises:
         ValueError: the graph does not say where new words begin.
@@ -71,7 +69,7 @@ def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) ->
             f"graph ({graph.name}) does not say where words that it lacks begin: build it anew, with build-graph or "
             "build_graph, or with wfst.open_vocabulary_decoding"
         )
-    entrance, costs = Entrance(**graph.report[NEW_WORDS]), costs or OpenVocabulary()
+    entrance, costs = Entrance(**graph.report[NEW_WORDS]), OpenVocabulary()  # the requests refund the costs
     unknown = len(graph.words)
     labels = csr.PieceLabels(unknown + 1, unknown + 1 + entrance.tokens, costs.word_cost, costs.piece_cost)
     names = (f"<piece {token}>" for token in range(entrance.tokens))
@@ -145,26 +143,22 @@ def num_opened_labels(graph: csr.WordGraph) -> int:
     return len(graph.words) + Entrance(**graph.report[NEW_WORDS]).tokens + 2
 
 
-def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
+def with_piece_labels(graph: csr.WordGraph) -> csr.WordGraph:
     """Return a graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
 
     Args:
-        graph: a graph with an open vocabulary.
-        costs: costs of the open vocabulary; needed if the file of the graph lacks them.
+        graph: a graph with an open vocabulary, from `build_graph` or one of its files.
 
     Raises:
-        ValueError: the graph has no open vocabulary, or its costs are not known.
+        ValueError: the graph was built without an open vocabulary.
     """
     if graph.pieces is not None:
         return graph
-    if not graph.unknown or graph.spellings is None:
-        raise ValueError(f"graph ({graph.name}) has a closed vocabulary, expected one with an open vocabulary")
-    if WORD_COST in graph.report:
-        costs = OpenVocabulary(graph.report[WORD_COST], graph.report[PIECE_COST])
-    if costs is None:
-        raise FieldError("costs", None, f"the OpenVocabulary that the graph ({graph.name}) was built with")
+    if not graph.unknown or graph.spellings is None or WORD_COST not in graph.report:
+        raise ValueError(f"graph ({graph.name}) was built without an open vocabulary, expected one with it")
     num_words, num_pieces = len(graph.words), graph.largest_label + 1
-    labels = csr.PieceLabels(num_words, num_words + num_pieces, costs.word_cost, costs.piece_cost)
+    costs = graph.report[WORD_COST], graph.report[PIECE_COST]
+    labels = csr.PieceLabels(num_words, num_words + num_pieces, *costs)
     names = (f"<piece {token}>" for token in range(num_pieces))
     words = (*graph.words, *names, "</unk>")
     begins, inside = spelling_states(graph)

@@ -6,7 +6,6 @@ when the graph emits the word, before pruning. The bonus should be below half th
 prunes hypotheses without the bonus too early.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,8 +24,6 @@ from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
 from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary, spellings_of
-
-logger = logging.getLogger("nemo_gpu_decoding")
 
 _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
@@ -52,7 +49,6 @@ def word_boosting(
     config: BoostingConfig,
     graph: WordGraph,
     *,
-    missing: str,
     name: str,
     speller: Speller | None = None,
     vocabulary: Vocabulary | None = None,
@@ -61,9 +57,9 @@ def word_boosting(
 
     The bonus of word n is context_score for n = 1 or with uniform_weights, else context_score * depth_scaling +
     log(n). With score_per_phrase, the whole phrase has this bonus. The words of a phrase share its bonus equally.
+    Phrases that the search cannot find are left out, with a warning.
 
     Args:
-        missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: spells words that the graph lacks, see `build_word_boosting`.
         vocabulary: if given, a phrase earns the bonus of its tokens, as in a search over tokens.
     """
@@ -76,11 +72,10 @@ def word_boosting(
     worth = {text: bonus for text, bonus in bonuses.items() if bonus != 0}  # a weight may be 0
     if not worth:
         raise ValueError(f"{name} has no phrase with a bonus other than 0, expected at least one")
-    if missing == "error" or graph.pieces is not None:
-        faults = {text: fault for text in worth if (fault := _fault(text, graph, speller))}
-        leave_out(name, list(faults.values()), len(worth) - len(faults))
-        worth = {text: bonus for text, bonus in worth.items() if text not in faults}
-    tree = build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
+    faults = {text: fault for text in worth if (fault := _fault(text, graph, speller))}
+    leave_out(name, list(faults.values()), len(worth) - len(faults))
+    worth = {text: bonus for text, bonus in worth.items() if text not in faults}
+    tree = build_word_boosting(worth, graph, name=name, speller=speller)
     table = tree.table
     if aliases is not None and table is not None:
         table = table._replace(texts=list(map(aliases.written, table.texts)))
@@ -146,12 +141,7 @@ def _forms(word: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
 
 
 def build_word_boosting(
-    phrases: Mapping[str, float],
-    graph: WordGraph,
-    *,
-    missing: str = "error",
-    name: str = "phrases",
-    speller: Speller | None = None,
+    phrases: Mapping[str, float], graph: WordGraph, *, name: str = "phrases", speller: Speller | None = None
 ) -> BoostingTree:
     """Return the boosting automaton of words and phrases.
 
@@ -160,22 +150,17 @@ def build_word_boosting(
             share, which the search subtracts again if the phrase is not completed. A bonus < 0 is a penalty for the
             complete phrase only.
         graph: its words are the labels.
-        missing: "error", or "skip" to skip words that the graph lacks with a warning.
-        speller: spells such words in a graph `with_piece_labels` (`unknown_words.py`).
+        speller: spells words that the graph lacks, in a graph `with_piece_labels` (`unknown_words.py`).
 
     Raises:
-        ValueError: an empty phrase, a bonus that is 0 or not finite, a word that the graph does not have,
-            or no phrase left.
+        ValueError: no phrase, an empty one, a bonus that is 0 or not finite, or a word that the graph does not have.
     """
     check_kind("graph", graph, WordGraph)
     check_kind("phrases", phrases, Mapping)
-    if missing not in ("error", "skip"):
-        raise FieldError("missing", missing, "'error' or 'skip'")
     if speller is not None and graph.pieces is None:
         raise FieldError("speller", speller, "None", f"for a graph ({graph.name}) that is not one with_piece_labels")
     sequences: list[ScoredSequence] = []
     texts: list[str] = []
-    left_out: list[str] = []
     for phrase, bonus in phrases.items():
         check_kind("a phrase", phrase, str)
         words = phrase.split()
@@ -183,21 +168,12 @@ def build_word_boosting(
             raise ValueError("phrases has an empty phrase, expected at least one word")
         if not isinstance(bonus, Real) or bonus == 0 or not math.isfinite(bonus):
             raise FieldError(f"the bonus of {phrase!r}", bonus, "a finite number other than 0")
-        if graph.pieces is not None and graph.words[graph.unknown] in words[:-1]:
-            raise FieldError("a phrase", phrase, f"none that goes on after {graph.words[graph.unknown]}")
-        unknown = [word for word in words if word not in graph.word_ids]
-        if unknown and speller is None:
-            left_out.append(f"{phrase!r} ({unknown[0]!r})")
-            continue
+        if fault := _fault(phrase, graph, speller):
+            raise ValueError(f"{name}: {fault}")
         sequences += _sequences(words, bonus, graph, speller)
         texts += [phrase] * (len(sequences) - len(texts))
-    if left_out and missing == "error":
-        raise ValueError(f"{name}: the graph has not all words of {', '.join(left_out[:5])}")
-    if left_out:
-        logger.warning("%s: %d left out for words that the graph does not have: %s",
-                       name, len(left_out), ", ".join(left_out[:5]))  # fmt: skip
     if not sequences:
-        raise ValueError(f"{name} has no phrase that the graph could find")
+        raise ValueError(f"{name} has no phrase, expected at least one")
     keys = [tuple(text.split()) for text in texts]
     build = partial(_build, vocab_size=len(graph.words), name=name)
     return BoostingTree.of(PhraseTable(sequences, keys, texts, build), 0.0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.transcript import Transcript
@@ -32,7 +32,8 @@ class StreamOptions:
     sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
     partials: bool = True  # false: finals only
     boosting_weight: float | None = None  # of these phrases, natural log
-    end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
+    # seconds of silence that end an utterance; < 0: none does
+    end_silence: float | None = option(None, high=MAX_END_SILENCE, infinite=True)
     language: str | None = None  # for models with a language option
     n_best: int = option(1, low=1, high=MAX_N_BEST)  # hypotheses of each transcript
 
@@ -183,7 +184,7 @@ class PipelineOptions:
     # Buffered pipeline: seconds of future audio that each step waits for. Less is faster and less accurate.
     right_seconds: float = option(0.8, low=0)
     # Seconds of silence that end an utterance, at most 60; below 0: utterances end only with the stream.
-    end_silence: float = option(0.8)
+    end_silence: float = option(0.8, high=MAX_END_SILENCE, infinite=True)
     # Kaldi's endpointing rules, in place of end_silence: kaldi for the defaults, or single values, such as
     # {rule2: {min_trailing_silence: 0.8}}.
     rules: Any = None
@@ -191,13 +192,3 @@ class PipelineOptions:
     max_streams: int = option(64, low=1, high=100_000)
     # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
     max_n_best: int | None = option(None, low=1, high=MAX_N_BEST)
-
-    def check_rules(self) -> None:
-        check_end_silence(self.end_silence)
-
-
-def check_end_silence(seconds: float) -> None:
-    """Raise a FieldError unless `end_silence` is a valid number of seconds; < 0: silence never ends an utterance."""
-    check_number("end_silence", seconds, negative=True)
-    if seconds > MAX_END_SILENCE:
-        raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")

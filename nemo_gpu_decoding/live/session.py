@@ -11,7 +11,6 @@ After a wrong message the server sends {"type": "error", "field": ..., "message"
 
 import asyncio
 import json
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,7 +20,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_request
-from nemo_gpu_decoding.live.interface import MAX_END_SILENCE, MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
+from nemo_gpu_decoding.live.interface import MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
 PHRASE_CHARACTERS = 200  # maximum in one phrase
@@ -59,15 +58,13 @@ def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
         if key not in START_KEYS:
             raise FieldError(key[:SHOWN], _short(value), f"none; the keys are {', '.join(START_KEYS)}")
     given = {key: _short(value) for key, value in message.items() if key not in REQUEST_KEYS}
-    phrases, weight, silence = message.get("phrases", ()), given.get("boosting_weight"), given.get("end_silence")
+    phrases, weight = message.get("phrases", ()), given.get("boosting_weight")
     _check_phrases(phrases, limits)
     if weight is not None:
         if not phrases:
             raise FieldError("boosting_weight", weight, "phrases that it is for")
         if not _is_number(weight) or not 0 < weight <= limits.max_boosting_weight:
             raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
-    if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
-        raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
     if len(str(message.get("lm"))) > SHOWN:
         raise FieldError("lm", _short(message["lm"]), "the name of an LM")
     _check_grammar(message)

@@ -311,13 +311,7 @@ def _check_arcs(lm: PackedLM) -> None:
 
 
 def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> PackedLM:
-    """Create a packed LM from its arrays and from the fields in the header of its file.
-
-    Raises:
-        ValueError: the file is of an earlier release and has rounded costs; the message names the file.
-    """
-    if (cost_bits := facts.get("cost_bits", COST_BITS)) != COST_BITS:
-        raise ValueError(f"{name} has costs of {cost_bits} bits, expected {COST_BITS}: {PACKED_LM.remedy}")
+    """Create a packed LM from its arrays and from the fields in the header of its file."""
     tables = [arrays[part] for part in TABLES]
     bits = [int(facts[part]) for part in _BITS]
     others = {part: facts[part] for part in _FACTS}

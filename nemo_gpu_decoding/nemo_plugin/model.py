@@ -21,7 +21,7 @@ from torch import Tensor
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.subtitles import is_line
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy, head_of
+from nemo_gpu_decoding.nemo_plugin.register import find_strategy, head_of
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -310,9 +310,17 @@ class Head(ABC):
     def decoding(self) -> Any:
         """Return NeMo's decoding object of this head."""
 
-    @abstractmethod
     def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
         """Run the encoder and greedy decoding once per file; yield encoder outputs for any number of searches."""
+        self.use_greedy()
+        for outputs in self.model.encode(files, batch_size):
+            hypotheses = self.model.hypotheses(outputs)
+            for inputs, hypothesis in zip(self._inputs(outputs, hypotheses), hypotheses, strict=True):
+                yield Encoded(np.ascontiguousarray(inputs), hypothesis.text)
+
+    @abstractmethod
+    def _inputs(self, outputs: Outputs, hypotheses: Sequence[Hypothesis]) -> list[np.ndarray]:
+        """Return what a search reads of each utterance, [T, ...] float32, after greedy decoding."""
 
     @property
     def config(self) -> DictConfig:
@@ -342,12 +350,7 @@ class Head(ABC):
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
         """Return the search that a `decoding` section of this package describes, with LM, graph and phrases."""
         self.use(config)
-        load = getattr(self.decoding.decoding, "decoder", None)
-        decoder = load() if callable(load) else None
-        if not isinstance(decoder, Decoder):
-            ours = " or ".join(STRATEGIES)
-            raise ValueError(f"strategy is {config.get('strategy')!r}, expected {ours}")
-        return decoder
+        return infer_of(self.model.model).decoder()
 
     def vocabulary(self) -> Vocabulary:
         """Return the tokens of this head as a vocabulary, without the blank."""
@@ -376,12 +379,8 @@ class CTCHead(Head):
         nemo: Any = self.model.model
         return nemo.ctc_decoding if self.model.is_hybrid else nemo.decoding
 
-    def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
-        self.use_greedy()
-        for outputs in self.model.encode(files, batch_size):
-            for hypothesis in self.model.hypotheses(outputs):
-                log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
-                yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
+    def _inputs(self, outputs: Outputs, hypotheses: Sequence[Hypothesis]) -> list[np.ndarray]:
+        return [hypothesis.y_sequence.detach().float().cpu().numpy() for hypothesis in hypotheses]
 
     def token_ids(self, hypothesis: Hypothesis) -> list[int]:
         return [token for _, _, token in self.greedy_tokens(hypothesis)]
@@ -403,13 +402,9 @@ class TransducerHead(Head):
     def decoding(self) -> Any:
         return self.model.model.decoding
 
-    def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
-        self.use_greedy()
-        for outputs in self.model.encode(files, batch_size):
-            rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()
-            lengths = outputs["encoded_len"].tolist()
-            for row, length, hypothesis in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
-                yield Encoded(row[:length].copy(), hypothesis.text)
+    def _inputs(self, outputs: Outputs, hypotheses: Sequence[Hypothesis]) -> list[np.ndarray]:
+        rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()
+        return [row[:length].copy() for row, length in zip(rows, outputs["encoded_len"].tolist(), strict=True)]
 
     def token_ids(self, hypothesis: Hypothesis) -> list[int]:
         return [int(token) for token in hypothesis.y_sequence]

@@ -46,7 +46,7 @@ class WordGraphInfer(CTCInfer):
             graph, language = decoder.opened_graph, self.options.graph.source_lang
             settled = weight_of_list(weight or None, len(config.key_phrases_list or ()))
             speller = Speller(in_language(self.vocabulary(), language), self.options.fusion.lm_weight / settled)
-        return self._boosting(phrases, config, weight, graph, missing="error", name="requests", speller=speller)
+        return self._boosting(phrases, config, weight, graph, name="requests", speller=speller)
 
     def _load(self) -> CudaWFST:
         fused, vocabulary = self.options.fusion, self.vocabulary()
@@ -54,13 +54,13 @@ class WordGraphInfer(CTCInfer):
         graph, topology = load_word_graph(
             self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.is_case_ignored
         )
-        costs = self.options.graph.open_vocabulary
-        if costs is not None:
-            graph = cached(("piece labels", graph.fingerprint, costs), partial(with_piece_labels, graph, costs))
+        if self.options.graph.open_vocabulary is not None:
+            key = "piece labels", graph.fingerprint, repr(graph.report)  # which has costs
+            graph = cached(key, partial(with_piece_labels, graph))
         boosting = None
         if phrases:
             name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
-            boosting = self._boosting(phrases, fused.boosting, fused.boosting_weight, graph, missing="skip", name=name)
+            boosting = self._boosting(phrases, fused.boosting, fused.boosting_weight, graph, name=name)
         fusion = Fusion(None, fused.lm_weight, boosting, weight_of_tree(fused.boosting_weight, boosting))
         config = replace(self.options.search, topology=topology)
         return self._search(graph, config=config, fusion=fusion, pieces=vocabulary.pieces)

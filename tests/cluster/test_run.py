@@ -431,11 +431,3 @@ def test_the_first_decoding_of_a_machine_is_that_of_one_process(tmp_path):
     Worker(Job(str(tmp_path), Noting, ()))
     assert held == [True, True]
     assert not is_held(cache_folder() / "workers.lock")
-
-
-def test_a_run_of_an_older_version_goes_on(tmp_path, corpus):
-    run = Run(tmp_path, corpus(8))
-    run.go()
-    for marker in (tmp_path / "out").glob("*.done"):
-        marker.write_text(json.dumps({**json.loads(marker.read_text()), "slowest": [[0.5, "a.wav"]]}))
-    assert sum(totals.rows for totals in run.go()) == 8

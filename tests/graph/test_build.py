@@ -159,7 +159,7 @@ def test_guessed_spelling_is_reported(tmp_path, caplog):
 
 def test_open_vocabulary_reads_any_word(tmp_path):
     arpa = toy_arpa(tmp_path / "lm.arpa", seed=1)
-    unknown = OpenVocabulary(word_cost=1.0, piece_cost=0.5, beginning_tokens=[0, 1])
+    unknown = OpenVocabulary(word_cost=1.0, piece_cost=0.5)
     graph = build_graph(arpa, toy_lexicon(), open_vocabulary=unknown, cache=False)
     table = toy_table(seed=1)
     found = costs_of(graph, (0, 4, 4))  # ▁a d d: no word
@@ -181,14 +181,14 @@ class TestBadInput:
 
     def test_open_vocabulary_needs_unk(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, specials=("<s>", "</s>"))
-        unknown = OpenVocabulary(beginning_tokens=[0, 1])
         with pytest.raises(ValueError, match="has no <unk>"):
-            build_graph(arpa, toy_lexicon(), open_vocabulary=unknown, cache=False)
+            build_graph(arpa, toy_lexicon(), open_vocabulary=OpenVocabulary(), cache=False)
 
     def test_open_vocabulary_needs_first_tokens(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0)
-        with pytest.raises(ValueError, match="beginning_tokens is None"):
-            build_graph(arpa, toy_lexicon(), open_vocabulary=OpenVocabulary())
+        lexicon = Lexicon(toy_lexicon().spellings, len(PIECES))
+        with pytest.raises(ValueError, match=r"beginning_tokens is \(\) with an open vocabulary"):
+            build_graph(arpa, lexicon, open_vocabulary=OpenVocabulary())
 
     def test_negative_costs_of_unknown_words_are_refused(self):
         with pytest.raises(ValueError, match=r"piece_cost is -1\.0"):
@@ -225,10 +225,9 @@ WITHOUT = Vocabulary(("a", "b"), "char")
 def test_spellings_begin_with_a_space_where_a_piece_is_one():
     lexicon = Lexicon.from_vocabulary(["ab", "b"], WITH_SPACE)
     assert lexicon.spellings == {"ab": ((0, 2), (1, 0, 2)), "b": ((2,), (1, 2))}
-    assert Lexicon.from_vocabulary(["ab"], WITHOUT).spellings == {"ab": ((0, 1),)}
-    assert OpenVocabulary().of(WITH_SPACE).beginning_tokens == (1,)
-    assert OpenVocabulary().of(WITHOUT).beginning_tokens == (0, 1)
-    assert OpenVocabulary(beginning_tokens=[0]).of(WITHOUT).beginning_tokens == (0,)
+    assert lexicon.beginning_tokens == (1,)
+    lexicon = Lexicon.from_vocabulary(["ab"], WITHOUT)
+    assert (lexicon.spellings, lexicon.beginning_tokens) == ({"ab": ((0, 1),)}, (0, 1))
 
 
 def test_graph_of_a_character_model_reads_the_space(tmp_path):

@@ -63,8 +63,8 @@ def bystander(server):
 FIRST = {
     DEEP: ("message", "message is '[[[[["),
     '{"sample_rate": ' + "[" * 800 + "]" * 800 + "}": ("sample_rate", "'a list of 1'"),
-    '{"end_silence": 1e12}': ("end_silence", "at most 60"),
-    '{"end_silence": NaN}': ("end_silence", "at most 60"),
+    '{"end_silence": 1e12}': ("end_silence", "a number <= 60"),
+    '{"end_silence": NaN}': ("end_silence", "nan, expected a number"),
     '{"phrases": ["a"], "boosting_weight": 1%s}' % ("0" * 400): ("boosting_weight", "at most 100"),
     '{"phrases": ["a"], "boosting_weight": NaN}': ("boosting_weight", "a number > 0, at most 100"),
     '{"n_best": 1%s}' % ("0" * 400): ("n_best", "an integer 1 .. 1000"),

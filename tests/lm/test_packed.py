@@ -179,18 +179,6 @@ def test_a_fact_that_is_missing_is_named_with_the_file(pack, tmp_path, fact):
         load_packed_lm(path)
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_load_packed_lm_refuses_rounded_costs_of_earlier_releases(pack, tmp_path, verify):
-    lm, path = pack(EXAMPLE), tmp_path / "lm.packed"
-    earlier = {**facts_of(lm), "max_error": 0.0}
-    save_packed_lm(lm, path, {**earlier, "cost_bits": 10})
-    message = f"{path} has costs of 10 bits, expected 32: pack it anew"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        load_packed_lm(path, verify=verify)
-    save_packed_lm(lm, path, {**earlier, "cost_bits": 32})
-    assert load_packed_lm(path).score(["a", "b"]) == lm.score(["a", "b"])
-
-
 def test_byte_counts_of_parts_equal_those_of_the_arrays(pack):
     assert pack(EXAMPLE).nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8}
 

@@ -15,7 +15,6 @@ from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConf
 from omegaconf import OmegaConf, open_dict
 
 from nemo_gpu_decoding import register, unregister
-from nemo_gpu_decoding.cli.decoding import SUITED
 from nemo_gpu_decoding.nemo_plugin import hydra_schemas
 from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -181,15 +180,6 @@ def test_presets_compose_in_nemos_scripts(group, name):
         nemos.wfst = getattr(hydra_schemas, preset.strategy)()
     assert config == OmegaConf.merge(nemos, preset)  # refuses unknown keys
     assert composed(TrainingConfig, f"+{group}@model.decoding={name}").model.decoding.strategy == preset.strategy
-
-
-@pytest.mark.parametrize("name", [name for _, name in PRESETS if name.endswith(("_lm", "_phrases"))])
-def test_presets_for_lm_and_phrases_have_the_values_of_transcribe(name):
-    strategy, _, case = name.rpartition("_")
-    suited = SUITED[strategy]
-    assert load_preset(name) == OmegaConf.merge(load_preset(strategy), {STRATEGIES[strategy].section: suited[case]})
-    if case == "lm":  # phrases change nothing more
-        assert suited["phrases"].items() <= suited["lm"].items()
 
 
 @pytest.mark.parametrize("name", ["cuda_wfst_phrases", "paged_biglm_phrases"])

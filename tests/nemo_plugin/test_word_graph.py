@@ -172,7 +172,7 @@ vars(GRAPH).update(pieces=None, words=WORDS, word_ids={word: label for label, wo
 def bonus(text, phrases, **options):
     """What an utterance of some words earns in all."""
     phrases = [p if isinstance(p, Phrase) else Phrase(p) for p in phrases]
-    automaton = word_boosting(phrases, BoostingConfig(**options), GRAPH, missing="error", name="phrases")
+    automaton = word_boosting(phrases, BoostingConfig(**options), GRAPH, name="phrases")
     return automaton.score([GRAPH.word_ids[word] for word in text.split()], final=True)
 
 

@@ -262,4 +262,4 @@ def test_phrases_that_a_ready_made_graph_lacks_are_left_out_with_a_warning(arpa,
     tree = {"key_phrases_list": ["acme", "other"]}
     decoding = decoding_of(wfst_lm_path=str(tmp_path / "words.graph"), boosting_tree=tree)
     assert heard(decoding, "an other").text == "an other"
-    assert "1 left out for words that the graph does not have: 'acme'" in caplog.text
+    assert "1 of 2 phrases left out: the graph has not all words of 'acme'" in caplog.text

@@ -116,7 +116,6 @@ class PipelineRecognizer:
         """
         options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
         if wanted.end_silence is not None:
-            live.check_end_silence(wanted.end_silence)
             options["stop_history_eou"] = milliseconds(wanted.end_silence)
         if wanted.language is not None:
             languages = self.languages

@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,8 +30,6 @@ ALL = 50000
 @lru_cache(maxsize=8)
 def toy_graph(seed: int, *, open_vocabulary=None) -> WordGraph:
     arpa = toy_arpa(Path(mkdtemp()) / "toy.arpa", seed=seed)
-    if open_vocabulary is not None:
-        open_vocabulary = replace(open_vocabulary, beginning_tokens=(0, 1))
     return build_graph(arpa, toy_lexicon(), open_vocabulary=open_vocabulary, cache=False)
 
 
@@ -152,7 +149,7 @@ def _graph(path: Path) -> WordGraph:
 
 @lru_cache(maxsize=8)
 def open_graph(path: Path) -> WordGraph:
-    unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
+    unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5)
     return with_piece_labels(build_graph(path, toy_lexicon(), open_vocabulary=unknown, cache=False))
 
 

@@ -39,8 +39,8 @@ def closed_graph(seed):
 
 def open_graph_with_the_words(seed):
     spelled = {word: (tuple(VOCABULARY.tokenize(word)),) for word in ("ad", "bcd", "add")}
-    lexicon = Lexicon({**toy_lexicon().spellings, **spelled}, len(PIECES))
-    unknown = OpenVocabulary(beginning_tokens=(0, 1))
+    lexicon = Lexicon({**toy_lexicon().spellings, **spelled}, len(PIECES), beginning_tokens=(0, 1))
+    unknown = OpenVocabulary()
     return build_graph(small_lm(seed).path, lexicon, open_vocabulary=unknown, added_words=tuple(spelled), cache=False)
 
 

@@ -421,9 +421,9 @@ NEW_WORDS = {"ad": 5.0, "bcd": 4.0}  # their bonuses
 
 def cheapest_with_new_words(small, large, log_probs, lm_weight):
     """Words and cost of the best text by definition, in a graph that was built with the new words."""
-    vocabulary, unknown = Vocabulary.from_pieces(PIECES), OpenVocabulary(0.5, 0.5, (0, 1))
+    vocabulary, unknown = Vocabulary.from_pieces(PIECES), OpenVocabulary(0.5, 0.5)
     own = {word: (tuple(vocabulary.tokenize(word)),) for word in NEW_WORDS}
-    lexicon = Lexicon({**toy_lexicon().spellings, **own}, len(PIECES))
+    lexicon = Lexicon({**toy_lexicon().spellings, **own}, len(PIECES), beginning_tokens=(0, 1))
     graph = build_graph(small.path, lexicon, open_vocabulary=unknown, added_words=tuple(NEW_WORDS), cache=False)
     labelled = all_texts(fst_of(graph), log_probs.numpy(), BLANK, "compact", lm_weight=lm_weight)
     texts = {tuple(graph.words[w] for w in text): cost for text, cost in labelled.items()}
@@ -464,7 +464,7 @@ def test_piece_labels_are_not_scored_as_words(composition, backend, emulated_run
     """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
     small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))
     graph, log_probs = open_graph(small.path), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)
-    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=OpenVocabulary(0.5, 0.5, (0, 1)), cache=False)
+    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=OpenVocabulary(0.5, 0.5), cache=False)
     boosting = build_word_boosting({"ad": 15.0, "bb ad": 8.0}, graph, speller=Speller(Vocabulary.from_pieces(PIECES)))
     options = {"graph": graph, "composition": composition, "backend": backend}
     found = make_paged(small, small, boosting=boosting, **options).decode(log_probs, [FRAMES] * 2)
