@@ -206,7 +206,7 @@ CODE_BUDGETS = {
     "cli": 2077,
     "cluster": 447,
     "compat": 995,
-    "cuda": 958,
+    "cuda": 956,
     "fusion": 2104,
     "graph": 1568,
     "live": 1268,
@@ -215,7 +215,7 @@ CODE_BUDGETS = {
     "search": 11182,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42074
+PACKAGE_LINES = 42072
 PACKAGE_FILES = 189
 TESTS_LINES = 38946
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

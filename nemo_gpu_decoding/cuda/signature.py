@@ -93,11 +93,10 @@ class Signature:
 
     name: str
     parameters: Mapping[str, Tensor | Scalar]
-    # Forms of arguments that have been checked. If only addresses and numbers change, a launch takes some
-    # microseconds; a check of every axis would take longer than the kernel.
+    # Forms of arguments that have been checked, because a check of every axis would take longer than the kernel.
     checked_forms: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
-    # Of the last launch: the device, the addresses and weak references to the tensors.
-    last: list[Any] = field(default_factory=lambda: [(None, [], [])], init=False, repr=False, compare=False)
+    # The tensors of the last launch on each device, see `_known`.
+    last: dict[torch.device, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED & set(self.parameters))
@@ -129,11 +128,12 @@ class Signature:
         """Pack checked arguments for a launch.
 
         Returns:
-            the struct, and [1] its address. The caller must keep both results alive until the launch returns.
+            [1] the struct, and [1] its address. The caller must keep both results alive until the launch returns.
         """
-        packed = np.zeros((), self.struct)
-        packed[()] = tuple(values)
-        return packed, (ctypes.c_uint64 * 1)(packed.ctypes.data)
+        memory: Any = (ctypes.c_char * self.struct.itemsize)()
+        packed = np.frombuffer(memory, self.struct)
+        packed[0] = tuple(values)
+        return packed, (ctypes.c_uint64 * 1)(ctypes.addressof(memory))
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
@@ -158,7 +158,6 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
     values = [arguments[name] for name in signature.parameters]
     for (place, _, _), address in zip(signature.places, _addresses(signature, device, arguments), strict=True):
         values[place] = address
-    name = ""
     try:
         for place, name, scalar, read in signature.scalars:  # noqa: B007 (the message names it)
             values[place] = read(scalar, values[place])
@@ -172,25 +171,31 @@ def _addresses(signature: Signature, device: torch.device, arguments: Mapping[st
 
     The same tensor at the same address still has memory of the same size, so that it needs no check.
     """
-    tensors = [arguments[name] for _, name, _ in signature.places]
-    addresses = [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0 for tensor in tensors]
-    *before, known = signature.last[0]
-    if before == [device, addresses] and all((k and k()) is tensor for k, tensor in zip(known, tensors, strict=True)):
-        return addresses
-    form: list[Any] = [device]  # all properties that are checked
-    for (_, _, expected), tensor, address in zip(signature.places, tensors, addresses, strict=True):
-        form.append(type(tensor))
-        if isinstance(tensor, torch.Tensor):
-            form += tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
-            form += address % expected.layout.alignment, expected.pinned and _is_pageable(tensor, device)
-    if (checked := tuple(form)) not in signature.checked_forms:
-        _check_forms(signature, device, arguments)
-        if len(signature.checked_forms) >= MOST_FORMS:  # batches have many different sizes
-            signature.checked_forms.clear()
-        signature.checked_forms.add(checked)
-    references = [None if tensor is None else weakref.ref(tensor) for tensor in tensors]
-    signature.last[0] = device, addresses, references  # at once: they were checked together
-    return addresses
+    known = signature.last.get(device) or [(0, object, ())] * len(signature.places)  # no tensor
+    launched, is_new = list(known), False
+    for n, (_, name, expected) in enumerate(signature.places):
+        tensor, (address, reference, _) = arguments[name], known[n]
+        if reference() is not tensor or (tensor is not None and tensor.data_ptr() != address):
+            launched[n], is_new = _known(tensor, expected, device), True
+    if is_new:
+        form = device, *[form for _, _, form in launched]
+        if form not in signature.checked_forms:
+            _check_forms(signature, device, arguments)
+            if len(signature.checked_forms) >= MOST_FORMS:  # batches have many different sizes
+                signature.checked_forms.clear()
+            signature.checked_forms.add(form)
+        signature.last[device] = launched  # at once: they were checked together
+    return [address for address, _, _ in launched]
+
+
+def _known(tensor: Any, expected: Tensor, device: torch.device) -> tuple[int, Callable[[], Any], tuple[Any, ...]]:
+    """Return the address of a tensor (0: None), a weak reference to it, and all properties that are checked."""
+    if not isinstance(tensor, torch.Tensor):
+        return 0, type(None), (type(tensor),)
+    address = tensor.data_ptr()
+    form = type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+    place = address % expected.layout.alignment, expected.pinned and _is_pageable(tensor, device)
+    return address, weakref.ref(tensor), (*form, *place)
 
 
 def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> None:
@@ -232,12 +237,10 @@ def _check_form(name: str, expected: Tensor, device: torch.device, tensor: Any, 
 
 
 def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -> None:
-    if not expected.pinned:
-        if tensor.device != device:
-            raise ValueError(f"is on {tensor.device}, expected {device}, where the kernel runs")
-    elif tensor.device.type != "cpu":
-        raise ValueError(f"is on {tensor.device}, expected pinned host memory")
-    elif _is_pageable(tensor, device):
+    place = "pinned host memory" if expected.pinned else f"{device}, where the kernel runs"
+    if tensor.device != (torch.device("cpu") if expected.pinned else device):
+        raise ValueError(f"is on {tensor.device}, expected {place}")
+    if expected.pinned and _is_pageable(tensor, device):
         raise ValueError("is pageable host memory, expected pinned host memory")
 
 
@@ -271,11 +274,8 @@ def alignment_of(dtype: np.dtype) -> int:
 
 def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
     """Return the expected shape for a message: [B = 4 as in log_probs, T, 3]."""
-    parts = []
-    for axis in expected.shape:
-        size, source = axes.get(axis, (None, "")) if isinstance(axis, str) else (None, "")
-        parts.append(str(axis) if size is None else f"{axis} = {size} as in {source}")
-    return f"[{', '.join(parts)}]"
+    known = {axis: f"{axis} = {size} as in {source}" for axis, (size, source) in axes.items()}
+    return f"[{', '.join(known.get(str(axis), str(axis)) for axis in expected.shape)}]"
 
 
 def _record(expected: Scalar, value: Any) -> tuple[Any, ...]:
@@ -288,8 +288,8 @@ def _record(expected: Scalar, value: Any) -> tuple[Any, ...]:
 def _number(expected: Scalar, value: Any) -> np.generic:
     """Convert a number; a float is rounded to a floating-point type, all else must be exact."""
     dtype: Any = expected.dtype
-    if type(value) is dtype:
-        return value
+    if type(value) is dtype or (dtype is np.int32 and type(value) is int and abs(value) < 1 << 31):
+        return dtype(value)
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         raise ValueError(f"is a {type(value).__name__}, expected a number for {np.dtype(dtype)}")
     is_rounded = issubclass(dtype, np.floating) and isinstance(value, (float, np.floating))

@@ -45,7 +45,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams, StreamsLost, choose_backend
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, may_be_padded, warn_unless_normalised
-from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
+from nemo_gpu_decoding.search.result import NBest, with_rules
 from nemo_gpu_decoding.search.self_check import name_fault, why_distrusted
 
 C = TypeVar("C", bound=SearchConfig)
@@ -227,8 +227,7 @@ class Decoder(ABC, Generic[C, R]):
         if numbers and streams.engine is not None:
             streams.engine.restart(numbers, fusion)
         streams.fusion = fusion
-        streams.commit_frames = streams.commit_frames.copy()
-        streams.commit_frames[numbers] = 0
+        streams.commit_frames = {**streams.commit_frames, **dict.fromkeys(numbers, 0)}
         streams.remember(numbers, requests)
         streams.set_open(numbers, True)
 
@@ -353,11 +352,10 @@ class Decoder(ABC, Generic[C, R]):
 
     def _commit(self, streams: Streams, frames: Mapping[int, int]) -> None:
         """Commit tokens of streams with many new frames; `frames` maps stream numbers to frames read so far."""
-        due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames[row])]
+        due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames.get(row, 0))]
         if due and streams.engine is not None:
             streams.engine.commit(due)
-            streams.commit_frames = streams.commit_frames.copy()
-            streams.commit_frames[due] = [frames[row] for row in due]
+            streams.commit_frames = {**streams.commit_frames, **{row: frames[row] for row in due}}
 
     def _ended(self, streams: Streams, rows: Sequence[int]) -> list[R]:
         """Return the hypotheses of utterances that have ended."""
@@ -377,9 +375,8 @@ class Decoder(ABC, Generic[C, R]):
             pairs = zip(results, map(streams.fusion.aliases_of, rows), strict=True)
             results = [nbest if aliases is None else replace(nbest, aliases=aliases) for nbest, aliases in pairs]
         if final:
-            blank_id, rules = self._labels.blank_id, [streams.fusion.rules[row] for row in rows]
-            results = [by_grammar(nbest, rule.grammar, blank_id) for nbest, rule in zip(results, rules, strict=True)]
-            note_outside(results, [rule.allowed for rule in rules], blank_id)
+            if any(map(any, streams.fusion.rules)):
+                results = with_rules(results, [streams.fusion.rules[row] for row in rows], self._labels.blank_id)
             if self._unjudged_lm is not None:
                 self._judge(self._unjudged_lm, results, streams.fusion.lm_weights[rows])
         return results

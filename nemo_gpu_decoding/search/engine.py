@@ -9,7 +9,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -110,14 +110,11 @@ class Streams:
     capacity: int  # frames to allocate buffers for
     is_open: np.ndarray  # [n] bool
     engine: Engine | None = None  # created by the first push, on the backend for its inputs
-    commit_frames: np.ndarray = field(init=False)  # [n] int64, at the last commit
+    commit_frames: dict[int, int] = field(default_factory=dict)  # of streams that have committed: at the last commit
     # Of utterances whose phrases need evidence, by their numbers. A copy of these streams keeps its own values.
     requests: dict[int, Request] = field(default_factory=dict)
     heard: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # all inputs
     shown: dict[int, int] = field(default_factory=dict)  # committed tokens of partial results
-
-    def __post_init__(self) -> None:
-        self.commit_frames = np.zeros(len(self), np.int64)
 
     def __len__(self) -> int:
         return len(self.fusion)
@@ -140,9 +137,10 @@ class Streams:
 
     def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
         """Store the requests, and later the inputs, of new utterances whose phrases need evidence (`evidence.py`)."""
-        kept: list[int] = []
-        if any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees):
-            kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
+        checks = any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees)
+        if not checks and not self.requests:
+            return
+        kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
         left = self.requests.keys() - set(rows)
         self.requests = {row: self.requests[row] for row in left} | {
             rows[i]: (requests and requests[i]) or Request() for i in kept
@@ -177,22 +175,22 @@ def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Lit
         ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.
     """
     if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
-        _say_once(f"backend cpu for tensors on {device} (option backend={wanted})")
+        _say_once("backend cpu for tensors on %s (option backend=%s)", device, wanted)
         return "cpu"
     gpu = runtime().device_for(device)
     why_not = runtime().why_not(gpu) or obstacle(gpu)
     if why_not is None:
-        _say_once(f"backend cuda for tensors on {device} (option backend={wanted})")
+        _say_once("backend cuda for tensors on %s (option backend=%s)", device, wanted)
         return "cuda"
     if wanted == "cuda":
         raise ValueError(f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}")
-    _say_once(f"backend cpu for tensors on {device}, which are copied to the host: {why_not}")
+    _say_once("backend cpu for tensors on %s, which are copied to the host: %s", device, why_not)
     return "cpu"
 
 
 @lru_cache(maxsize=32)
-def _say_once(message: str) -> None:
-    logger.info(message)
+def _say_once(message: str, *given: Any) -> None:
+    logger.info(message, *given)
 
 
 # ----------------------------------------------------------------------------------------- threads
@@ -232,10 +230,9 @@ def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, thread
     try:
         work(np.array(shares[0]))
     finally:
-        errors = [future.exception() for future in futures]
-    for error in errors:
-        if error is not None:
-            raise error
+        wait(futures)
+    for future in futures:
+        future.result()
 
 
 @lru_cache(maxsize=1)

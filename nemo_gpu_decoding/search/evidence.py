@@ -62,9 +62,10 @@ def with_evidence(
         rows: the stream number of each result.
         decode: decodes a list of inputs with requests.
     """
+    if not any(nbest.best.parts.boosting for nbest in results):
+        return results
     failed: dict[int, Request] = {}
-    pairs = zip(rows, results, strict=True)
-    trees = [streams.tree_of(row) if nbest.best.parts.boosting else None for row, nbest in pairs]
+    trees = [streams.tree_of(b) if nbest.best.parts.boosting else None for b, nbest in zip(rows, results, strict=True)]
     results = [_with_phrases(nbest, tree, units_of) for nbest, tree in zip(results, trees, strict=True)]
     for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
         if tree is None or row not in streams.requests:

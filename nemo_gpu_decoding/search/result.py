@@ -12,7 +12,7 @@ from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.words import single_spaced
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
+    from nemo_gpu_decoding.fusion.batch import Rules
     from nemo_gpu_decoding.fusion.grammar import Grammar
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
@@ -201,7 +201,17 @@ class NBest(Sequence[P]):
 N = TypeVar("N", bound=NBest[Any])
 
 
-def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
+def with_rules(results: Sequence[N], rules: Sequence[Rules], blank_id: int) -> list[N]:
+    """Return the results of ended utterances after applying their grammars, with `outside_share` of language locks."""
+    results = [_by_grammar(nbest, rule.grammar, blank_id) for nbest, rule in zip(results, rules, strict=True)]
+    for nbest, rule in zip(results, rules, strict=True):
+        if rule.allowed is not None:
+            for path in nbest.paths:  # in place: no other result has the same paths
+                vars(path)["outside_share"] = rule.allowed.outside_share(path.tokens, blank_id)
+    return results
+
+
+def _by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     """Return the hypotheses of an ended utterance that are sentences of its grammar.
 
     If the best hypothesis is no sentence, the only hypothesis left has no tokens.
@@ -213,14 +223,6 @@ def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     if not is_sentence[0]:
         paths = (_without_tokens(nbest.best, blank_id),)
     return replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())
-
-
-def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | None], blank_id: int) -> None:
-    """Set `outside_share` in the paths of new results, in place: no other result has the same paths."""
-    for nbest, lock in zip(results, locks, strict=True):
-        if lock is not None:
-            for path in nbest.paths:
-                vars(path)["outside_share"] = lock.outside_share(path.tokens, blank_id)
 
 
 def _without_tokens(path: Path, blank_id: int) -> Path:

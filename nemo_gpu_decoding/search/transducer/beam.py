@@ -40,11 +40,6 @@ class TransducerBeams(NamedTuple):
     cache_used: np.ndarray  # [n, P] int64, step of the last use
     offsets: np.ndarray  # [n] float64, the part of the scores that is not in `beam`, see `rebased`
 
-    @property
-    def live(self) -> np.ndarray:
-        """Return which places of the beams hold a hypothesis, [n, K] bool."""
-        return np.arange(self.beam.shape[1]) < self.counters["size"][:, None]
-
 
 class PendingPredictions(NamedTuple):
     """Texts that the prediction network must compute after a step, at most K per utterance."""

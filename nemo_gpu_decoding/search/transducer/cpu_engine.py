@@ -103,9 +103,7 @@ class SharedRows(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, int]) -> SharedRows:
-        return cls(
-            np.empty(shape, np.int32), beam.new_pending(*shape), *(np.full(shape, -1, np.int32) for _ in range(3))
-        )
+        return cls(np.empty(shape, np.int32), beam.new_pending(*shape), *np.full((3, *shape), -1, np.int32))
 
 
 class RowSources(NamedTuple):

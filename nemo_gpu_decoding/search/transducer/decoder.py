@@ -144,7 +144,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     def _open_tokens(self, hypotheses: TransducerNBest, r: int) -> int:
         """Return the number of tokens of the best hypothesis that are not shared by all live hypotheses."""
         b, beams = int(hypotheses.rows[r]), hypotheses.state.beams
-        ends = beams.beam[b]["node"][beams.live[b]]
+        ends = beams.beam[b, : beams.counters["size"][b]]["node"]
         best = beams.beam[b, hypotheses.order[r, 0]]["node"]
         nodes = hypotheses.state.nodes[b]
         return int(tokens_between(nodes, common_ancestor(nodes["parent"], ends), best, self.networks.vocab_size))
@@ -154,10 +154,12 @@ class TransducerDecoder(Decoder[C, NBest]):
         node = hypotheses.state.beams.beam[b, hypotheses.order[r, n]]["node"]
         columns: dict[str, Any] = path_fields(trace_back(hypotheses.state.nodes[b], node), self._params)
         fused = hypotheses.committed[r].scores.copy()
-        add_scores(columns["tokens"], self._params, hypotheses.state.fusions, b, fused, final)
+        add_scores(columns["tokens"], self._params.vocab_size, hypotheses.state.fusions, b, fused, final)
         head = hypotheses.committed[r].head
         count = len(columns["tokens"]) + (0 if head is None else len(head["tokens"]))
-        lm, insertion = float(fused["lm"][0]), self.config.beam_beta * count
-        boosting = float(fused["boosting"][0]) - insertion
-        parts = ScoreParts(score - lm - boosting - insertion, lm, boosting, insertion)
+        lm, boosting, *_ = fused.tolist()[0]
+        insertion = self.config.beam_beta * count
+        boosting -= insertion
+        acoustic = score - lm - boosting - insertion
+        parts = new_frozen(ScoreParts, acoustic=acoustic, lm=lm, boosting=boosting, insertion=insertion)
         return joined(head, new_frozen(Path, **columns, score=score, parts=parts))

@@ -77,7 +77,7 @@ class TransducerStreams:
     @property
     def needed(self) -> np.ndarray:
         """Return the first frame that a hypothesis may still read, [n]."""
-        return np.where(self.beams.live, self.beams.beam["frame"], MOST_FRAME).min(axis=1)
+        return first_needed(self.beams.beam, self.beams.counters)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
         """Begin new utterances in these rows; the other utterances' boosting states are renumbered by `moved` [n]."""
@@ -88,6 +88,16 @@ class TransducerStreams:
             part[rows] = fresh[rows]
         self.predictions.restart(networks, rows, n)
         self.frames.first[rows] = 0
+
+
+@compiled
+def first_needed(beams, counters):
+    """Return the first frame that a hypothesis of each utterance may still read, [n]."""
+    frames = np.full(len(beams), MOST_FRAME, np.int64)
+    for b in range(len(beams)):
+        for k in range(counters[b].size):
+            frames[b] = min(frames[b], beams[b, k].frame)
+    return frames
 
 
 class TransducerNBest(NamedTuple):
@@ -164,13 +174,7 @@ class TransducerEngine(Engine):
             numbers = np.arange(len(numbers))
         order = np.full((len(numbers), n_best), -1, np.int32)
         scores = np.zeros((len(numbers), n_best), np.float32)
-        score_norm = self._algorithm.config.score_norm
-        rank(numbers, state.beams, state.fusions, final, score_norm, order, scores)
-        unfinished = np.flatnonzero(order[:, 0] < 0)  # no sentence of a grammar ends here
-        if len(unfinished):
-            other_order, other_scores = order[unfinished], scores[unfinished]
-            rank(numbers[unfinished], state.beams, state.fusions, False, score_norm, other_order, other_scores)
-            order[unfinished], scores[unfinished] = other_order, other_scores
+        rank(numbers, state.beams, state.fusions, final, self._algorithm.config.score_norm, order, scores)
         return TransducerNBest(order, scores, state, numbers, [self._committed[row] for row in rows])
 
     def commit(self, rows: Sequence[int]) -> None:
@@ -183,7 +187,7 @@ class TransducerEngine(Engine):
             if worth_committing(len(steps)):
                 new = path_fields(steps, params)
                 committed.columns.extend(new)
-                add_scores(new["tokens"], params, self._state.fusions, b, committed.scores, final=False)
+                add_scores(new["tokens"], params.vocab_size, self._state.fusions, b, committed.scores, False)
                 counters = beams.counters[b : b + 1]
                 counters["node_count"] = drop_nodes(nodes[: counters["node_count"][0]], ancestor, beam)
 
@@ -201,7 +205,7 @@ class TransducerEngine(Engine):
 
     def _check_beams(self, state: TransducerStreams) -> None:
         sizes = state.beams.counters["size"]
-        failed = np.flatnonzero(sizes <= 0)
+        failed = (sizes <= 0).nonzero()[0]
         if len(failed):
             b = int(failed[0])
             what = "NaN or +inf" if sizes[b] < 0 else "-inf for every label"
@@ -217,7 +221,10 @@ class TransducerEngine(Engine):
 
 def concatenated(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
     """Return the valid frames of all utterances, [sum of lengths, D]."""
-    return torch.cat([encoder_output[b, : lengths[b]] for b in range(len(lengths))])
+    counts = lengths.tolist()
+    if all(count == encoder_output.shape[1] for count in counts):
+        return encoder_output.flatten(0, 1)
+    return torch.cat([encoder_output[b, :count] for b, count in enumerate(counts)])
 
 
 def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
@@ -256,9 +263,9 @@ class Predictions:
         output, state = networks.start()
 
         def spread(row: Tensor) -> Tensor:
-            table = row.new_empty((n, entries, *row.shape[1:]))
-            table[:, 0] = row
-            return table.flatten(0, 1)
+            table = row.new_empty((n * entries, *row.shape[1:]))
+            table[::entries] = row
+            return table
 
         return cls(spread(output), tuple(spread(part) for part in state))
 

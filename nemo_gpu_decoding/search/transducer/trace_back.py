@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.fusion.batch import FusionArrays, UtteranceFusion
+from nemo_gpu_decoding.fusion.batch import UtteranceFusion
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts, select_best
 from nemo_gpu_decoding.search.result import Path
@@ -19,25 +19,28 @@ from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 def rank(rows, state, fusions, final, score_norm, order, scores):
     """Rank the N best hypotheses, which have different texts, of the n utterances `rows`.
 
-    Fill order [n, N] with slots, best first (-1 if there are fewer), and scores [n, N]. `final`: the
-    utterances have ended, and bonuses of unfinished phrases are subtracted. As in NeMo's searches, the LM's
-    end-of-sentence weight is not added.
+    Fill order [n, N], which holds -1, with slots, best first, and scores [n, N]. `final`: the utterances have ended,
+    and bonuses of unfinished phrases are subtracted, unless no sentence of a grammar ends here. As in NeMo's
+    searches, the LM's end-of-sentence weight is not added.
     """
     for r in range(order.shape[0]):
         b = rows[r]
-        score = np.empty(max(0, state.counters[b].size), np.float32)
-        for k in range(len(score)):
-            hypothesis = state.beam[b, k]
-            score[k] = hypothesis.score
-            if final and fusions.utterances[b].boosting_weight > 0:
-                refund = fusions.boosting.states[hypothesis.boosting_state].final_weight
-                score[k] += fusions.utterances[b].boosting_weight * refund
-        merge_equal_texts(state.beam[b], score, False)
-        rating = score.copy()  # the sort key
-        if score_norm:
+        for attempt in range(2):
+            if order[r, 0] >= 0:
+                break
+            score = np.empty(max(0, state.counters[b].size), np.float32)
             for k in range(len(score)):
-                rating[k] = (rating[k] + np.float32(state.offsets[b])) / np.float32(state.beam[b, k].length + 1)
-        select_best(rating, score, order[r], scores[r])
+                hypothesis = state.beam[b, k]
+                score[k] = hypothesis.score
+                if final and attempt == 0 and fusions.utterances[b].boosting_weight > 0:
+                    refund = fusions.boosting.states[hypothesis.boosting_state].final_weight
+                    score[k] += fusions.utterances[b].boosting_weight * refund
+            merge_equal_texts(state.beam[b], score, False)
+            rating = score.copy()  # the sort key
+            if score_norm:
+                for k in range(len(score)):
+                    rating[k] = (rating[k] + np.float32(state.offsets[b])) / np.float32(state.beam[b, k].length + 1)
+            select_best(rating, score, order[r], scores[r])
         scores[r] += np.float32(state.offsets[b])
 
 
@@ -112,18 +115,17 @@ def drop_nodes(nodes, ancestor, beam):
     return count
 
 
-def add_scores(
-    tokens: np.ndarray, params: SearchParams, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
-) -> None:
+@compiled
+def add_scores(tokens, vocab_size, fusions, b, scores, final):
     """Run `add_text_scores` for utterance b in double; if `final`, add the refunds at the end of the text."""
     utterance = fusions.utterances[b]
-    starts = int(utterance["lm_start"]), int(utterance["boosting_start"])
-    weights: Any = float(utterance["lm_weight"]), float(utterance["boosting_weight"])
+    weights: Any = np.float64(utterance.lm_weight), np.float64(utterance.boosting_weight)
     fusion = UtteranceFusion(fusions.lm, fusions.boosting, *weights)
-    add_text_scores(tokens, params.vocab_size, params.vocab_size, fusion, starts, scores)  # the blank is label V
-    if final and weights[1] > 0:
-        end = starts[1] + scores["boosting_state"][0]
-        scores["boosting"] += weights[1] * float(fusions.boosting.states["final_weight"][end])
+    starts = utterance.lm_start, utterance.boosting_start
+    add_text_scores(tokens, vocab_size, vocab_size, fusion, starts, scores)  # the blank is label V
+    if final and fusion.boosting_weight > 0:
+        end = starts[1] + scores[0].boosting_state
+        scores[0].boosting += fusion.boosting_weight * fusion.boosting.states[end].final_weight
 
 
 def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]) -> list[Tensor]:

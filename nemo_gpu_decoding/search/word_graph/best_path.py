@@ -213,7 +213,7 @@ def together(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:
     """Return the best path of each stream. If a stream reaches no final state, its path has no final cost."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
-    if (ends["node"] == keys.NONE).any():
+    if keys.NONE in ends["node"].tolist():
         missing = np.flatnonzero(ends["node"] == keys.NONE)
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
     # a path has at most one back-pointer per frame

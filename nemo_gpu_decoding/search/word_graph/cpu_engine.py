@@ -47,12 +47,8 @@ def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
     last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:
-        _forget_scores(last[1])
+        last[1].lm.cache.view(np.uint8)[:] = 0
     return last[1]
-
-
-def _forget_scores(work: records.Workspace) -> None:
-    work.lm.cache.view(np.uint8)[:] = 0
 
 
 def read_chunk(
@@ -194,7 +190,7 @@ class CPUEngine(Engine):
         for row in rows:
             large = None if (scorer := models[row].lm_scorer) is None else scorer.lms.large
             if last is not None and large is not None and last is not large:  # another large LM
-                _forget_scores(work)
+                work.lm.cache.view(np.uint8)[:] = 0
             work, last = visit(row, work), large
         if work.current.nbytes <= MOST_KEPT:  # for the next call of this thread
             _kept.last = kind, work

@@ -269,6 +269,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
                 bonus, end = start[p].boosted(texts[p], models[p])
                 final_weight = models[p].boosting.arrays.states["final_weight"][end]
                 boosting = float(weights.boosting_weight) * (bonus + (float(final_weight) if ended[p] else 0.0))
+            acoustic = -costs[p] - lm - boosting - second_pass
             path = new_frozen(
                 result.WordPath,
                 tokens=tokens[part],
@@ -276,7 +277,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
                 repeats=repeats[part],
                 token_confidence=read.confidence[part],
                 score=-costs[p],
-                parts=ScoreParts(-costs[p] - lm - boosting - second_pass, lm, boosting, second_pass=second_pass),
+                parts=new_frozen(ScoreParts, acoustic=acoustic, lm=lm, boosting=boosting, second_pass=second_pass),
                 words=tuple(words[span]),
             )
             paths.append(path)
