@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.cache import file_key
-from nemo_gpu_decoding.checks import FieldError, warn_once
+from nemo_gpu_decoding.checks import FieldError, check_kind, warn_once
 
 _BLOCK = 1 << 20  # samples read at once
 _FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
@@ -28,6 +29,10 @@ _CANCELLED = 0.1  # share of the energy that averaged unrelated channels have
 # what ffmpeg may read: no playlists, which name other files
 _FORMATS = "aac,ac3,aiff,amr,ape,asf,au,avi,caf,dsf,dts,eac3,flac,flv,matroska,mov,mp3,mpc,mpc8,mpeg,mpegts,ogg"
 _FORMATS += ",rm,tta,voc,w64,wav,wv"
+# how recordings begin: in formats without a size, in all but MP3, and in MP3 with the number of its bytes
+_MARKED = re.compile(rb"OggS\0\x02|fLaC[\0\x80]\0\0\x22|\.snd\0\0|RF64\xff{4}WAVE|caff\0\x01\0\0desc")
+_BEGINNING = re.compile(_MARKED.pattern + rb"|(?s:RIFF....WAVE|FORM....AIF)")
+_MP3 = re.compile(rb"(?s)\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\3\7\x0b\x0f]....(....)")
 
 
 class AudioPart(NamedTuple):
@@ -60,6 +65,7 @@ AudioSource = str | Path | AudioPart
 
 def part_of(audio: AudioSource) -> AudioPart:
     """Return an `AudioPart` unchanged, and the path of a file as the `AudioPart` of the whole file."""
+    check_kind("audio", audio, AudioSource)
     return audio if isinstance(audio, AudioPart) else AudioPart(Path(audio), 0.0)
 
 
@@ -122,13 +128,11 @@ def unreadable(files: Sequence[AudioSource]) -> list[str]:
     """Read all samples and return the files that cannot be read; a damaged file may have a valid header."""
     found = []
     for file in files:
-        try:
-            with MonoReader(file, None) as reader:
-                reader.skip(sys.maxsize)
-                if reader.fault:
-                    found.append(str(file))
-        except (ValueError, RuntimeError, OSError):
-            found.append(str(file))
+        fault = "no audio"
+        with suppress(ValueError), MonoReader(file, None) as reader:
+            reader.skip(sys.maxsize)
+            fault = reader.fault
+        found += [str(file)] if fault else []
     return found
 
 
@@ -149,6 +153,7 @@ class Sound:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path, self._gap = path, ""
         self._parts, self._fault = _recordings(path)
         first = self._parts[0]
         self.samplerate, self.channels, self.subtype = int(first.samplerate), int(first.channels), str(first.subtype)
@@ -174,23 +179,33 @@ class Sound:
             frame = max(0, frame - part.frames)
 
     def read_channels(self, count: int) -> np.ndarray:
-        """Return n <= `count` float32 samples [n, channels]; n is smaller at a recording's end, 0 at the file's end.
-
-        Raises:
-            RuntimeError: the file is damaged here.
-        """
+        """Return n <= `count` float32 samples [n, channels]; n is smaller at a recording's end, 0 at the end."""
         for part in self._parts:
             rest = min(count, part.frames - part.tell())
-            block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
+            try:
+                block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
+            except RuntimeError as error:
+                self._fault, block, rest = _reason(error), _NOTHING, sys.maxsize
             self.at += len(block)
             if rest - len(block) > _SPARE * self.samplerate:
-                self._parts = []  # a gap, after which soundfile would go on at a wrong place
+                self._go_on()  # libsndfile would go on at a wrong place
+                return block if len(block) else self.read_channels(count)
             if len(block):
                 return block
         missing = (self.frames - self.at) / self.samplerate
         if count:
-            self.fault = self._fault or (f"{missing:.1f} s of audio are missing" if missing > _SPARE else "")
+            self.fault = self._fault or (f"{missing:.1f} s of audio are missing" if missing > _SPARE else self._gap)
         return np.zeros((0, self.channels), np.float32)
+
+    def _go_on(self) -> None:
+        """Replace what follows by the samples that ffmpeg decodes behind damage where libsndfile stops."""
+        import soundfile
+
+        file, _ = (None, "") if self._gap else _converted(*file_key(self._path))
+        self._parts, self._gap = [], f"it is damaged at {self.at / self.samplerate:.1f} s"
+        if file is not None and soundfile.info(file.name).samplerate == self.samplerate:
+            self._parts = [soundfile.SoundFile(file.name)]
+            self.seek(self.at)
 
 
 def _recordings(path: Path) -> tuple[list[Any], str]:
@@ -211,7 +226,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
             raise RuntimeError("its header has no length")
         if not all(sound.seekable() for sound in sounds):
             raise RuntimeError("libsndfile cannot read parts of it")
-        if len(sounds) == 1 and "mode   : constant" in sounds[0].extra_info and _varies(*file_key(path)):
+        if len(sounds) == 1 and "mode   : constant" in sounds[0].extra_info and _frames(*file_key(path))[0]:
             raise RuntimeError("it has no length, and frames of several bit rates")
     except (RuntimeError, OSError, TypeError) as error:  # TypeError: the name ends with .raw
         file, said = _converted(*file_key(path))
@@ -230,14 +245,16 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
         counted = re.search(rb"^NIST_1A\n(?s:.*)\nsample_count -i (\d+)", file.read(1024))
     if "truncated" in said or (counted and sounds[0].frames < int(counted[1])):
         return sounds, "the file is cut short"
-    named = re.search(r"(?s)^data : (\d+)$.*Exiting parser", said, re.MULTILINE)
+    named = re.search(r"(?s)^data : (\d+)$.*(?:Exiting parser|Resynching)", said, re.MULTILINE)
     if named and "WAV" in sounds[-1].format and path.stat().st_size > int(named[1]) + _HEADER:
         return sounds, f"its header names {named[1]} bytes of samples, and more follows"
-    return sounds, _unread(path) if sounds[-1].format == "OGG" else ""
+    if len(sounds) == 1 and "mode   : constant" in said and _frames(*file_key(path))[1]:
+        return sounds, "the file is cut short: its last frame is incomplete"
+    return sounds, _unread(path) if sounds[0].format == "OGG" else ""
 
 
 def _unread(path: Path) -> str:
-    """Return why a CAF, MP4, ASF, Ogg or WAV file is read in part without an error, or "" if it is read whole."""
+    """Return why a file is read in part without an error by libsndfile or ffmpeg, or "" if it is read whole."""
     content = path.read_bytes()
     at = content.find(b"data") + 4
     if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
@@ -246,18 +263,27 @@ def _unread(path: Path) -> str:
     page = end[end.rfind(b"OggS") :].ljust(27, b"\0")
     if content[:4] == b"OggS" and (not page[5] & 4 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])):
         return "the file is cut short: its last page is missing"
-    is_joined = content[4:8] == b"ftyp" or content[:4] == b"0&\xb2u"
+    if content[:1] == content[188:189] == content[376:377] == b"G" and len(content) % 188:
+        return "the file is cut short: its last packet is incomplete"
+    is_joined = content[4:8] == b"ftyp" or content[:4] in (b"0&\xb2u", b"TTA1", b"FLV\1")
     is_joined = is_joined and content.find(content[:8], 8) > 0
     is_joined |= content[:4] in (b"RIFF", b"FORM") and len(_beginnings(*file_key(path))) > 1
     return "a recording is joined to it, which is not read" * is_joined
 
 
 @lru_cache(4096)
-def _varies(path: str, _size: int, _time: int) -> bool:
-    """Return whether an MP3 file has a variable bit rate."""
-    heads = re.findall(rb"(?s)\xff[\xe2-\xff].", Path(path).read_bytes())
-    ((kind, count),) = Counter(head[:2] for head in heads).most_common(1)
-    return Counter(head[2] >> 4 for head in heads if head[:2] == kind).most_common(1)[0][1] < 0.9 * count
+def _frames(path: str, _size: int, _time: int) -> tuple[bool, bool]:
+    """Return whether frames of an MPEG audio file have several bit rates, and whether the last one is incomplete."""
+    content = Path(path).read_bytes()
+    found = [(match.start(), match[0]) for match in re.finditer(rb"(?s)(?<!\xff)\xff[\xe2-\xfe].", content)]
+    ((kind, count),) = Counter(head[:2] for _, head in found).most_common(1)
+    of_kind = [(at, head[2] >> 2) for at, head in found if head[:2] == kind]
+    ((rate, most),) = Counter(rate for _, rate in of_kind).most_common(1)
+    places = np.array([at for at, other in of_kind if other == rate])
+    sizes = np.diff(places)
+    size = np.bincount(sizes).argmax() if len(sizes) else 0
+    last = places[1:][np.abs(sizes - size) < 2]
+    return most < 0.9 * count, bool(len(last) and len(content) - last[-1] < size - 1)
 
 
 @lru_cache(4096)
@@ -266,34 +292,34 @@ def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
     if not size:
         return (0,)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        magic = content[:4]
-        searched = {
-            b"OggS": rb"OggS\0\x02",
-            b"fLaC": rb"fLaC[\0\x80]\0\0\x22",
-            b".snd": rb"\.snd\0\0",
-            b"RF64": rb"RF64\xff\xff\xff\xffWAVE",
-            b"caff": rb"caff\0\x01\0\0desc",
-        }.get(magic)
-        if searched:  # the streams of one Ogg file begin together
-            found = [match.start() for match in re.finditer(searched, content)]
-            return (0, *(at for at in found if at > 512))
-        return tuple(_chain(content, {b"RIFF": "little", b"FORM": "big"}.get(magic)))
+        return tuple(_chain(content))
 
 
-def _chain(content: Any, order: Any) -> Iterator[int]:
-    """Yield the byte offsets of the recordings in a RIFF or MP3 file, from the sizes in their headers."""
-    header = re.compile(rb"(?s)\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\3\7\x0b\x0f]....(....)")
-    begins, at = rb"ID3|\xff[\xe2-\xff]" if order is None else re.escape(content[:4]), 0
-    while re.match(begins, content[at : at + 4]) or not at:
+def _chain(content: Any) -> Iterator[int]:
+    """Yield the byte offsets of the recordings in a file, from the sizes in their headers or the next beginning."""
+    at = 0
+    while True:
         yield at
-        if order:
-            at += 8 + int.from_bytes(content[at + 4 : at + 8], order)
-            continue
-        if content[at : at + 3] == b"ID3":
-            at += 10 + sum(byte << 7 * (3 - n) for n, byte in enumerate(content[at + 6 : at + 10]))
-        match = header.match(content, at)
-        at = at + max(1, int.from_bytes(match[1], "big")) if match else len(content)
-        at += 128 * (content[at : at + 3] == b"TAG")
+        begin = content[at : at + 4]
+        is_mp3 = begin not in (b"RIFF", b"FORM") and not _MARKED.match(content, at)
+        at = _behind_tag(content, at)
+        if begin in (b"RIFF", b"FORM"):
+            at += 8 + int.from_bytes(content[at + 4 : at + 8], "little" if begin == b"RIFF" else "big")
+        elif match := _MP3.match(content, at):
+            at += max(1, int.from_bytes(match[1], "big"))
+            at += 128 * (content[at : at + 3] == b"TAG")
+        else:  # the streams of one Ogg file begin together
+            match = _BEGINNING.search(content, at + 512) if content[at : at + 1] in b"\xffOf.Rc" else None
+            at = match.start() if match else len(content)
+        is_more = is_mp3 and re.match(rb"ID3|\xff[\xe2-\xff]", content[at : at + 4])
+        if not (is_more or _BEGINNING.match(content, at) or _MP3.match(content, _behind_tag(content, at))):
+            return
+
+
+def _behind_tag(content: Any, at: int) -> int:
+    """Return the byte offset of the MP3 frame behind the ID3 tag, if any, at a byte offset."""
+    sizes = content[at + 6 : at + 10] if content[at : at + 3] == b"ID3" else b""
+    return at + 10 * bool(sizes) + sum(byte << 7 * (3 - n) for n, byte in enumerate(sizes))
 
 
 def _with_size(content: bytes) -> io.BytesIO:
@@ -310,12 +336,21 @@ def _converted(path: str, _size: int, _time: int) -> tuple[Any, str]:
     """Decode a file by ffmpeg to a temporary CAF file; return that file, or None on failure, and ffmpeg's message."""
     if shutil.which("ffmpeg") is None:
         return None, ""
+    import soundfile
+
     target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)
-    given = ["-nostdin", "-v", "error", "-y", "-format_whitelist", _FORMATS, "-protocol_whitelist", "file"]
-    command = ["ffmpeg", *given, "-i", f"file:{path}", "-vn", "-c:a", "pcm_f32le", "-f", "caf", target.name]
+    given = ["-nostdin", "-nostats", "-v", "level+info", "-y", "-format_whitelist", _FORMATS]
+    given += ["-protocol_whitelist", "file", "-i", f"file:{path}"]
+    command = ["ffmpeg", *given, "-vn", "-c:a", "pcm_f32le", "-f", "caf", target.name]
     done = subprocess.run(command, capture_output=True, check=False)
-    first, _, _ = done.stderr.decode(errors="replace").replace(f"file:{path}: ", "").partition("\n")
-    return (None if done.returncode else target), first and "ffmpeg: " + re.sub(r"^\[[^]]*\] *", "", first)
+    said = done.stderr.decode(errors="replace").replace(f"file:{path}: ", "")
+    fault = re.search(r"\[(?:error|fatal)\] (.*)|\[warning\] (.*corrupt.*)", said)
+    if fault or done.returncode:
+        return (None if done.returncode else target), f"ffmpeg: {fault[1] or fault[2]}" if fault else ""
+    promised = re.search(r"Input #0, (?:asf|avi|flv),(?s:.*?)Duration: (\d+):(\d+):([\d.]+)", said)
+    hours, minutes, seconds = map(float, promised.groups()) if promised and "Stream #0:1" not in said else (0, 0, 0)
+    missing = 3600 * hours + 60 * minutes + seconds - soundfile.info(target.name).duration
+    return target, f"{missing:.1f} s of audio are missing" if missing > 2 * _SPARE else ""
 
 
 class MonoReader(Sound):
@@ -376,17 +411,11 @@ class MonoReader(Sound):
 
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
         """Return up to `count` float32 samples [n] before any damage, and a message about the damage or ""."""
-        blocks, fault = [np.zeros(0, np.float32)], ""
-        while count > 0 and not fault:
-            try:
-                blocks.append(self.read(min(count, max(1, self.rate // 4))))
-            except (RuntimeError, OSError) as error:
-                fault = _reason(error)
-            if fault or not len(blocks[-1]):
-                fault = fault or self.fault
-                break
-            count -= len(blocks[-1])
-        return np.concatenate(blocks), fault
+        blocks = [np.zeros(0, np.float32)]
+        while count > 0 and len(block := self.read(min(count, max(1, self.rate // 4)))):
+            blocks.append(block)
+            count -= len(block)
+        return np.concatenate(blocks), self.fault
 
 
 def write_mono(source: AudioSource, target: Path, channel_selector: int | str | None) -> None:
@@ -395,14 +424,11 @@ def write_mono(source: AudioSource, target: Path, channel_selector: int | str | 
     Raises:
         ValueError: the samples cannot all be read, or there is no such channel.
     """
-    try:
-        with MonoReader(source, channel_selector) as reader, open_wav(target, reader.rate) as sink:
-            while len(block := reader.read(_BLOCK)):
-                sink.write(block)
-            if reader.fault:
-                raise ValueError(f"{source} cannot be read as audio to its end: {reader.fault}")
-    except (RuntimeError, OSError) as error:
-        raise ValueError(f"{source} cannot be read as audio: {_reason(error)}") from error
+    with MonoReader(source, channel_selector) as reader, open_wav(target, reader.rate) as sink:
+        while len(block := reader.read(_BLOCK)):
+            sink.write(block)
+        if reader.fault:
+            raise ValueError(f"{source} cannot be read as audio to its end: {reader.fault}")
 
 
 def open_wav(target: Path, rate: int) -> Any:

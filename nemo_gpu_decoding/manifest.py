@@ -218,7 +218,7 @@ def _expand(pattern: str) -> list[Path]:
     path = path_of(pattern)
     if path.is_file():
         return [path]
-    if path.is_dir():
+    if path.is_dir() and pattern:
         files = sorted(_files_in(path))
         found = [file for file in files if file.suffix.lower() in AUDIO_SUFFIXES]
         if not found:

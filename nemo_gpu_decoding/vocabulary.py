@@ -41,6 +41,7 @@ _CHARACTER_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE} | {
     byte: chr(0x100 + n) for n, byte in enumerate(_OTHERS)
 }
 _BYTE_OF_CHARACTER = {character: byte for byte, character in _CHARACTER_OF_BYTE.items()}
+_TYPED = str.maketrans("\u2018\u2019\u02bc\u2032\u2010\u2011\u2012\u2013\u2212", 4 * "'" + 5 * "-")
 # Units that byte-level BPE never merges: English contractions, letters, digits, other characters.
 _BYTE_LEVEL_UNITS = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+")
 # Largest share of pieces in a BPE vocabulary that are not a merge of two others.
@@ -150,7 +151,9 @@ class Vocabulary:
     # -- ids to text -----------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text that tokens spell, as the model's tokenizer decodes them."""
+        """Return the text that tokens spell, as the model's tokenizer decodes them; other ids raise a ValueError."""
+        if len(ids) and not 0 <= min(ids) <= max(ids) < len(self.pieces):
+            raise FieldError("ids", ids, f"numbers 0 .. {len(self) - 1}")
         if self.kind == "char":
             return "".join(self._shown(i) for i in ids)
         if self.kind == "byte_bpe":
@@ -251,7 +254,9 @@ class Vocabulary:
     def _fitted(self, text: str, language: str | None, written: str = "") -> tuple[str, Segmentation]:
         """Return the first Unicode form that the pieces can spell, and its tokens; errors quote the text `written`."""
         check_kind("text", text, str)
-        words = " ".join(text.split())
+        # without soft hyphens, joiners, byte-order marks and directions of text, which have no width
+        seen = (c for c in text if c.isascii() or unicodedata.category(c) != "Cf" or c in self._alphabet)
+        words = " ".join("".join(seen).split())
         if not words:
             raise ValueError("text is empty, expected at least one word")
         encode, missing = self._encoder(language), ""
@@ -424,8 +429,10 @@ def _unlink(chain: tuple) -> Iterator[int]:
 
 
 def unicode_forms(text: str) -> list[str]:
-    """Return the Unicode forms of a text in this order: NFC, NFD, NFKC, NFKD."""
-    return list(dict.fromkeys(unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")))
+    """Return the Unicode forms of a text: NFC, NFD, NFKC, NFKD, then those with ASCII's apostrophe and hyphen."""
+    versions = (text, text.translate(_TYPED))
+    forms = (unicodedata.normalize(form, version) for version in versions for form in ("NFC", "NFD", "NFKC", "NFKD"))
+    return list(dict.fromkeys(forms))
 
 
 def spellings_of(word: str, ignore_case: bool) -> list[str]:

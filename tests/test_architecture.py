@@ -202,22 +202,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # ---------------------- Budgets: the package, its tests and its docs grow on purpose or not at all
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1992,
-    "cli": 2077,
+    "(root)": 2020,
+    "cli": 2081,
     "cluster": 447,
     "compat": 995,
     "cuda": 956,
     "fusion": 2104,
-    "graph": 1568,
-    "live": 1268,
-    "lm": 1879,
-    "nemo_plugin": 3770,
-    "search": 11182,
+    "graph": 1569,
+    "live": 1269,
+    "lm": 1883,
+    "nemo_plugin": 3781,
+    "search": 11193,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42072
+PACKAGE_LINES = 42144
 PACKAGE_FILES = 189
-TESTS_LINES = 38946
+TESTS_LINES = 38961
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

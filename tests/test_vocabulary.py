@@ -319,3 +319,13 @@ def test_all_unicode_forms_of_a_text_have_the_same_tokens(pieces, text):
     expected = vocabulary.segmentations(text, 4)
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         assert vocabulary.segmentations(unicodedata.normalize(form, text), 4) == expected
+
+
+def test_typed_apostrophes_hyphens_and_characters_of_no_width_are_spelled_as_ascii():
+    vocabulary = Vocabulary.from_pieces([*"abceo'-n \u200d"])
+    for typed, plain in (("o\u2019ne", "o'ne"), ("co\u2011on", "co-on"), ("\ufeffbe\u00ada\u200bn", "bean")):
+        assert vocabulary.text(vocabulary.tokenize(typed)) == plain
+    assert vocabulary.text(vocabulary.tokenize("a\u200db")) == "a\u200db"  # a piece of the model
+    for ids in ([-1], [0, 10]):
+        with pytest.raises(ValueError, match=r"ids is .*, expected numbers 0 \.\. 9"):
+            vocabulary.text(ids)

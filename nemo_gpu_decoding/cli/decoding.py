@@ -177,6 +177,7 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
     check_sections(given, "decoding.")
     try:
         config = cast(DictConfig, OmegaConf.merge(config, given))
+        OmegaConf.resolve(config.copy())  # whether all ${keys} exist
     except OmegaConfBaseException as error:
         raise ValueError(f"decoding={given} does not fit the decoding section: {error}") from error
     check_readers(config, given)

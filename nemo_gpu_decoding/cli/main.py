@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 2 for an error that the user can correct (one message on stderr); 1 for an internal error (traceback on
         stderr).
     """
+    if argv is None and sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # names of files are UTF-8, also where the locale is C
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())

@@ -125,9 +125,9 @@ class _Tokens:
             node.setdefault("", []).append(label)
 
     def letters_of(self, text: str) -> str:
-        """Return a text in lower case, decomposed (NFKD) and without punctuation."""
+        """Return a text in lower case, decomposed (NFKD) and without punctuation and characters of no width."""
         plain = unicodedata.normalize("NFKD", text.lower()).lower()
-        return "".join(c for c in plain if unicodedata.category(c)[0] != "P")
+        return "".join(c for c in plain if unicodedata.category(c) != "Cf" and unicodedata.category(c)[0] != "P")
 
 
 class _Sentences:

@@ -22,7 +22,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.vocabulary import CASE_MATTERS, Vocabulary
 
 Spelling = tuple[int, ...]
 
@@ -77,7 +77,8 @@ class Lexicon:
             try:
                 splits = vocabulary.segmentations(word, segmentations)
             except ValueError as error:
-                reason = reason or str(error)
+                is_case = CASE_MATTERS in str(error) and CASE_MATTERS not in reason  # which can be mended
+                reason = str(error) if is_case else reason or str(error)
                 continue
             spellings[word] = tuple(map(tuple, splits))
             if vocabulary.space is not None:

@@ -3,7 +3,7 @@
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; see `session.py` for the messages
     POST /v1/audio/transcriptions   a recording; see `transcriptions.py`
-    GET /v1/models   the model, in the form of OpenAI's API
+    GET /v1/models, /v1/models/NAME   the model, in the form of OpenAI's API
     GET /about     JSON: model, strategy, and the server's phrases
     GET /healthz   200, or 503 if the server accepts no streams
     GET /metrics   counters for Prometheus
@@ -76,6 +76,7 @@ class LiveServer(uvicorn.Server):
             WebSocketRoute("/stream", self._stream),
             Route("/v1/audio/transcriptions", self._recording, methods=["POST"]),
             Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._models),
         ]
         limits = batcher.limits
         handlers: Any = {HTTPException: transcriptions.refusal}
@@ -159,7 +160,8 @@ class LiveServer(uvicorn.Server):
         if not self._knows_token(request):
             return transcriptions.failure(401, "token is missing or wrong")
         model = {"id": self.batcher.recognizer.model, "object": "model", "created": 0, "owned_by": "nemo_gpu_decoding"}
-        return JSONResponse({"object": "list", "data": [model]})
+        # requests may name any model: there is one
+        return JSONResponse(model if request.path_params else {"object": "list", "data": [model]})
 
     async def _recording(self, request: Request) -> Response:
         if not self._knows_token(request):

@@ -57,6 +57,8 @@ _OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text
     b"version https://git-lfs": "a pointer of Git LFS",
     b"<": "an HTML or XML page",
     b"\x1f\x8b": "compressed twice",
+    b"\xf8\x0f\0\0\0\0\0\0{": "a file of pack-lm or build-graph",
+    b"\xd6\xfd\xb2~": "a graph of OpenFst",
 }
 _DATA, _END = b"\\data\\", b"\\end\\"
 TOKENIZER = b"# tokenizer "  # before the fingerprint of a vocabulary, in a line before the header; KenLM skips it

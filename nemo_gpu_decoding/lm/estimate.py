@@ -175,6 +175,8 @@ def _numbered(
     reserved = {UNK, BOS, EOS}
     text, lengths = array("i"), array("q")
     for n, sentence in enumerate(sentences, 1):
+        if isinstance(sentence, str):
+            raise FieldError(f"sentence {n}", sentence, "a list of words or tokens")
         text.append(_BOS)
         for symbol in sentence:
             label = number.get(symbol)

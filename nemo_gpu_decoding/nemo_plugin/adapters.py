@@ -134,6 +134,17 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
     return [decoding._aggregate_confidence(confidences) for confidences in words if confidences]
 
 
+def listed(results: list[Any], is_timed: bool | None) -> list[Any]:
+    """Give n-best lists the fields of a hypothesis that NeMo sets and reads."""
+    list_type = kinds.TimedNBestList if is_timed else kinds.NBestList
+    return [list_type(result) if type(result) is list else result for result in results]
+
+
+def native_lists(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> Any:
+    """Decode CTC by any strategy; NeMo's `transcribe` fails for n-best lists of NeMo's strategies."""
+    return listed(wrapped(*call.args, **call.kwargs), decoding.compute_timestamps)
+
+
 @cache
 def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
     """Return a cached subclass of a decoding class (of NeMo or a user), with the same name as that class."""
@@ -182,9 +193,7 @@ def adapted_ctc(base: Any) -> type:
             return hypothesis
 
         def ctc_decoder_predictions_tensor(self, *args: Any, **kwargs: Any) -> list:
-            results = super().ctc_decoder_predictions_tensor(*args, **kwargs)
-            list_type = kinds.TimedNBestList if self.compute_timestamps is True else kinds.NBestList
-            return [list_type(result) if isinstance(result, list) else result for result in results]
+            return listed(super().ctc_decoder_predictions_tensor(*args, **kwargs), self.compute_timestamps)
 
         def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
             if not isinstance(hypothesis, kinds.WordHypothesis):
@@ -263,12 +272,10 @@ def adapted_rnnt(base: Any) -> type:
             results = super().rnnt_decoder_predictions_tensor(
                 encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
             )
-            timed = self.compute_timestamps is True and return_hypotheses
-            list_type = kinds.TimedNBestList if timed else kinds.NBestList
             for result in results:
                 if return_hypotheses and isinstance(result, list) and self.preserve_token_confidence:
                     self.compute_confidence(result)
-            return [list_type(result) if isinstance(result, list) else result for result in results]
+            return listed(results, self.compute_timestamps and return_hypotheses)
 
         def compute_confidence(self, hypotheses_list: list[Any]) -> list:
             """Call NeMo's method with the start frames of tokens; word times have replaced them in `timestamp`."""

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.subtitles import is_line
 from nemo_gpu_decoding.nemo_plugin.register import find_strategy, head_of
@@ -68,6 +69,8 @@ class Model:
 
     def __init__(self, model: ASRModel, channel_selector: int | str | None = None) -> None:
         check_channel_selector(channel_selector)
+        if not hasattr(model, "decoding"):
+            raise FieldError("model", model, "a model of NeMo for speech recognition")
         self.model = model
         self.channel_selector = channel_selector
         self.second: Rescoring | None = None  # the second pass, which reorders n-best lists

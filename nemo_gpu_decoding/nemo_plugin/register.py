@@ -103,7 +103,13 @@ HOOKS = tuple(
         # constructors of decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "adapters:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "adapters:construct_rnnt"),
-        # fails for character models
+        # fail for n-best lists, and for character models
+        (
+            "parts.submodules.ctc_decoding",
+            "AbstractCTCDecoding",
+            "ctc_decoder_predictions_tensor",
+            "adapters:native_lists",
+        ),
         ("parts.submodules.ctc_decoding", "CTCDecoding", "_aggregate_token_confidence", "adapters:word_confidence"),
         # changes of a model's decoding object
         *(

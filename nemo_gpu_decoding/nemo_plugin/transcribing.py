@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.audio import AudioPart, part_of, unreadable
 from nemo_gpu_decoding.cache import file_key
+from nemo_gpu_decoding.checks import given_or_default
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import Plan, find_cuts, grouped, joined, segment_files
@@ -215,7 +216,7 @@ def transcribe_long(
         ValueError: the file cannot be read as audio.
     """
     loaded = model if isinstance(model, Model) else Model(model)
-    cutting = cutting or Cutting()
+    cutting = given_or_default("cutting", cutting, Cutting)
     section = loaded.current_head.config
     if timestamps or cutting.min_confidence:
         section.compute_timestamps = True

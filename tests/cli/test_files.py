@@ -101,6 +101,22 @@ sys.exit(guarded("p", lambda: run_program("p", "", module, sys.argv[1:]), "__mai
 """
 
 
+def test_names_are_utf_8_in_the_locale_c(tmp_path):
+    (tmp_path / "\u00fc.txt").write_text("a b\n")
+    command = [
+        sys.executable,
+        "-m",
+        "nemo_gpu_decoding.cli.main",
+        "build-lm",
+        "text=\u00fc.txt",
+        "out=\u00f6",
+        "order=1",
+    ]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*map(os.fsencode, command)], cwd=tmp_path, env=environment, capture_output=True)
+    assert "n-grams written to \u00f6" in done.stderr.decode()
+
+
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("stdout", ["head", "/dev/full"])
 def test_files_are_complete_whatever_happens_to_stdout(buffered, stdout, tmp_path):

@@ -200,6 +200,8 @@ def test_piece_labels_alone_change_no_result(seed):
     labelled = with_piece_labels(graph)
     assert with_piece_labels(labelled) is labelled
     options = {"n_best": 5, "lattice": True, "pieces": PIECES}
+    with pytest.raises(ValueError, match=r"pieces is \('a',\), expected .* one per token"):
+        make(graph, pieces=("a",))
     for boosting in (None, {"a bb": 2.0, "cab": 1.0, "bb <unk>": 1.5}):
         both = [
             make(g, boosting=boosting and build_word_boosting(boosting, g), **options).decode(log_probs, [FRAMES] * 4)

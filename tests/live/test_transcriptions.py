@@ -210,6 +210,7 @@ def test_a_text_as_server_sent_events():
 def test_model_is_listed_and_unknown_pages_are_refused():
     with running() as server:
         assert [model.id for model in client(server).models.list()] == ["digits"]
+        assert client(server).models.retrieve("openai/whisper-1").id == "digits"
         with pytest.raises(openai.NotFoundError, match=r"GET /v1/files: Not Found"):
             client(server).files.list()
     with running(token="secret") as server, pytest.raises(openai.AuthenticationError):

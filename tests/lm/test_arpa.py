@@ -293,6 +293,7 @@ def test_only_spaces_tabs_and_line_ends_separate_fields(write, character):
         (bz2.compress(b"PK\x03\x04" + BIGRAM.encode()), "a zip archive"),
         (BIGRAM[BIGRAM.index("\\") :].encode("utf-16-be"), "text in UTF-16"),
         (b"(\xb5/\xfd", "compressed by zstd"),
+        (b"\xf8\x0f" + bytes(6) + b'{"__metadata__":{"kind":"packed LM"', "a file of pack-lm or build-graph"),
         (gzip.compress(gzip.compress(BIGRAM.encode())), "compressed twice"),
         (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
         (b"<!DOCTYPE html>", "an HTML or XML page"),

@@ -162,7 +162,6 @@ def pushed(monkeypatch):
     return utterances
 
 
-# ------------------------------------------------------------------------------------ word graphs
 @pytest.fixture(scope="module", autouse=True)
 def graph_cache(tmp_path_factory) -> Iterator[Path]:
     """Graphs of these tests are not left in the user's cache, nor found by another module's."""
@@ -193,7 +192,6 @@ def packed_word_lm(word_lm, tmp_path_factory) -> Path:
     return path
 
 
-# -------------------------------------------------------------------------------- every strategy
 @pytest.fixture(params=CASES)
 def case(request) -> Case:
     """Each strategy on a model that it is for; or those that a test names, indirectly."""

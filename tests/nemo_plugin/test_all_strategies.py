@@ -37,7 +37,6 @@ pytestmark = pytest.mark.slow
 OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
 
 
-# -------------------------------------------------------------------------------------- transcribe
 def test_transcribe_accepts_paths_arrays_tensors_and_manifests(case, files, utterances, tmp_path):
     case.use()
     by_path = case.texts(files, batch_size=4)
@@ -94,7 +93,6 @@ def test_transcribe_returns_n_best_lists(case, files, return_hypotheses):
         assert results[0].alignments is results[0].y_sequence
 
 
-# ----------------------------------------------------------------------------------- stored inputs
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_utterance_without_frames_has_an_empty_text(case, timestamps):
@@ -122,7 +120,6 @@ def test_nan_changes_only_its_utterance(case):
     assert not any(hypothesis.error for hypothesis in found[1:])
 
 
-# ---------------------------------------------------------------------------- validation, training
 @pytest.mark.parametrize("return_best_hypothesis", [True, False])
 def test_validation_reports_the_wer_of_the_strategy(case, utterances, files, tmp_path, return_best_hypothesis):
     case.use(return_best_hypothesis=return_best_hypothesis, **case.lm)
@@ -175,7 +172,6 @@ def test_threads_that_transcribe_wait_for_each_other(case, files):
     assert found == [expected] * 12
 
 
-# ------------------------------------------------------------------------ copies, files, laziness
 def test_model_is_restored_without_the_files_that_its_strategy_names(case, files, tmp_path):
     phrases, options = tmp_path / "phrases.txt", {**case.options, **case.lm}
     phrases.write_text("gdansk\n")
@@ -253,7 +249,6 @@ def test_lm_and_phrases_are_loaded_once(case, files, monkeypatch):
         assert later.boosting is first.boosting
 
 
-# ------------------------------------------------------------------------- phrases and requests
 def test_request_replaces_the_phrases_of_the_config(case, files):
     plain = texts(transcribed(case.model, case.cfg(), files[:1]))
     boosted = texts(transcribed(case.model, case.cfg(**case.phrases("graam")), files[:1]))
@@ -390,7 +385,6 @@ def test_lm_of_a_request_is_used(case, files):
         found(["law", *[None] * 5])
 
 
-# --------------------------------------------------------------------------------------- timestamps
 BLANK = 128
 
 

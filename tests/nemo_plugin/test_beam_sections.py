@@ -25,7 +25,6 @@ LMS = ("source_lm_model", "source_lm_alpha", "lm_pool", "lm_pool_alpha")
 ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price", "grammar", "grammar_price")
 
 
-# ---------------------------------------------------------------------------------- flexctc_beam
 READERS = {"flexctc_beam": read_flexctc, "alsd_pp": read_alsd, "aes_pp": read_aes}
 SOURCED = tuple(READERS)
 
@@ -202,7 +201,6 @@ def test_valid_keys_are_those_of_nemo_and_ours():
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------ alsd_pp, aes_pp
 def transducer_options(strategy="alsd_pp", **beam):
     return any_options(strategy, beam)
 

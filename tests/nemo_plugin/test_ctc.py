@@ -26,7 +26,6 @@ def test_missing_lengths_mean_all_frames(ctc_model, emissions):
     assert ctc_model.decoding.ctc_decoder_predictions_tensor(log_probs)[0].text == with_lengths[0].text
 
 
-# ------------------------------------------------------------------------------------------ labels
 @pytest.mark.parametrize(
     "cfg", [{"preserve_alignments": True}, {"confidence_cfg": {"preserve_frame_confidence": True}}]
 )
@@ -36,7 +35,6 @@ def test_labels_have_neither_alignments_nor_confidence(ctc_model, emissions, cfg
         ctc_model.decoding.ctc_decoder_predictions_tensor(emissions[0].argmax(-1), emissions[1])
 
 
-# ---------------------------------------------------------------------------- laziness and copies
 def test_decoder_can_be_pickled(emissions):
     decoding = CTCDecoding({"strategy": "flexctc_beam"}, [chr(65 + i) for i in range(128)])
     expected = decoding.decoding(decoder_output=emissions[0], decoder_lengths=emissions[1])[0]
@@ -68,7 +66,6 @@ def test_character_model_is_boosted():
     assert decoding.ctc_decoder_predictions_tensor(log_probs, torch.tensor([3]))[0].text == "abd"
 
 
-# ------------------------------------------------------------------------ timestamps and confidence
 def equal_texts(greedy, ours):
     """Pairs of hypotheses with equal texts; nearly all of them are, else the test would say nothing."""
     pairs = [(a, b) for a, b in zip(greedy, ours, strict=True) if a.text == b.text]
@@ -87,7 +84,6 @@ def test_timestamps_equal_those_of_greedy(ctc_model, files, beam_size):
         assert set(b.timestamp["timestep"]) <= set(a.timestamp["timestep"])
 
 
-# ------------------------------------------------------------------------------------- confidence
 @pytest.mark.parametrize("method", CONFIDENCE_METHODS, ids=lambda method: "-".join(map(str, method.values())))
 @pytest.mark.parametrize("exclude_blank", [True, False])
 @pytest.mark.parametrize("aggregation", ["mean", "min"])
@@ -114,7 +110,6 @@ def test_switches_of_greedy_have_no_effect_and_wrong_methods_are_named(ctc_model
         assert isinstance(hypothesis.timestamp, list)
 
 
-# ------------------------------------------------------------------------------------- alignments
 @pytest.mark.parametrize("where", ["top", "beam"])
 def test_alignments_equal_those_of_greedy(ctc_model, emissions, where):
     greedy = decoded(ctc_model, {**GREEDY, "preserve_alignments": True}, emissions)

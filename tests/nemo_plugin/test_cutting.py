@@ -221,7 +221,6 @@ def test_cutting_refuses_values_out_of_range(values, problem):
         Cutting(*values)
 
 
-# ----------------------------------------------------------------------------------------------- subtitles
 def spoken(texts, pauses):
     """A transcript of words of 0.4 s, with a pause after each."""
     words, at = [], 3599.0

@@ -69,7 +69,6 @@ def test_a_timed_n_best_list_shows_the_entries_of_all_its_hypotheses():
     assert "timestep" not in n_best.timestamp
 
 
-# --------------------------------------------------------------------------------------- vocabulary
 def test_sentencepiece_ids_are_those_of_the_models_tokenizer(ctc_model):
     tokenizer = ctc_model.tokenizer
     vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=tokenizer))
@@ -192,7 +191,6 @@ def test_a_model_with_another_strategy_is_an_error(ctc_model, hybrid_model):
             pass
 
 
-# ---------------------------------------------------------------------------- manifests that NeMo sorts
 @pytest.mark.parametrize("kind", [list, NBestList])
 def test_sorted_n_best_lists_go_back_to_their_utterances(tmp_path, kind):
     durations = [2.0, 5.0, 1.0, 3.0]

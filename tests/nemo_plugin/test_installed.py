@@ -58,7 +58,6 @@ def test_clone_reads_the_presets_of_its_tree():
     assert conf_folder() == ROOT / "conf"
 
 
-# ------------------------------------------------------------------------------------ new processes
 SCRIPT = Path(__file__).with_name("hydra_script.py")
 
 

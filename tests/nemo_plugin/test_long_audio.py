@@ -177,8 +177,9 @@ def test_damaged_end_loses_only_later_words(tmp_path):
     assert 0 < len(found.segments) < len(whole.segments)
     assert [s.text for s in found.segments[:2]] == [s.text for s in whole.segments[:2]]
     file.write_bytes(data[:2000])
-    with pytest.raises(ValueError, match="cannot be read as audio"):
-        transcribe_long(model, file, cutting=cutting)
+    for wrong, message in (({}, "cannot be read as audio"), ({"model": None}, "model is"), ({"file": 5}, "audio is")):
+        with pytest.raises(ValueError, match=message):
+            transcribe_long(**{"model": model, "file": file, "cutting": cutting} | wrong)
 
 
 def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, monkeypatch):

@@ -68,7 +68,6 @@ def test_restored_hybrids_keep_both_strategies(transducer, files, tmp_path):
     assert all(texts_of(other, files[:1]))  # the other head needs no LM
 
 
-# ------------------------------------------------------------------------ saved and restored models
 @pytest.fixture
 def saved(ctc_model, assets, tmp_path):
     """A model file whose decoding section uses most of what we understand."""

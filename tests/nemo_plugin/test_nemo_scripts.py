@@ -108,7 +108,6 @@ def test_page_of_scripts_names_every_script():
     assert all(0 < float(wer) < 50 for *_, wer in STREAMS)
 
 
-# ------------------------------------------------------------------------------------ running it
 runs = pytest.mark.skipif(
     "NEMO_EXAMPLES" not in os.environ,
     reason="needs NeMo's repository: make test-nemo-scripts NEMO_EXAMPLES=.../NeMo/examples/asr",

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+import torch
 import wrapt
 from nemo.collections.asr.parts.submodules import ctc_decoding, rnnt_decoding
 from nemo.collections.asr.parts.utils.rnnt_utils import NBestHypotheses
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import register, unregister
 from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+from nemo_gpu_decoding.nemo_plugin.hypotheses import NBestList
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, StrategySpec, head_of
 
 LETTERS = list("abc ")
@@ -104,6 +106,15 @@ def test_a_decoding_config_that_is_no_mapping_is_refused(config, problem, hybrid
 def test_head_of_a_strategy_is_one_that_it_decodes():
     names = {"flexctc_beam": "ctc", "alsd_pp": "rnnt", "malsd_batch": "rnnt", "greedy": "ctc", "unknown": "ctc"}
     assert {name: head_of(name, ["ctc", "rnnt"]) for name in names} == names
+
+
+def test_n_best_lists_of_nemos_strategies_have_the_fields_that_nemo_sets():
+    cfg = OmegaConf.structured(ctc_decoding.CTCDecodingConfig(strategy="beam_batch"))
+    cfg.beam.update(beam_size=4, return_best_hypothesis=False)
+    decoding = ctc_decoding.CTCDecoding(cfg, LETTERS)
+    log_probs = torch.log_softmax(torch.randn(1, 9, len(LETTERS) + 1, generator=torch.manual_seed(0)), -1)
+    (found,) = decoding.ctc_decoder_predictions_tensor(log_probs, torch.tensor([9]), return_hypotheses=True)
+    assert (type(found), found.alignments) == (NBestList, None)
 
 
 def test_nemo_builds_other_strategies():

@@ -53,7 +53,6 @@ def wer(texts, utterances):
     return word_error_rate(texts, [utterance["text"] for utterance in utterances])
 
 
-# --------------------------------------------------------------------------------- same as NeMo
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("beam_size", [2, 4])
 @pytest.mark.parametrize("fusion", ["plain", "lm"])
@@ -78,7 +77,6 @@ def test_results_equal_those_of_nemo_for_utterances_alone(transducer, encoded, a
             assert list(a.token_duration) == b.token_duration
 
 
-# ------------------------------------------------------------------------------- validation, training, configs
 @pytest.mark.parametrize(
     ("nemos", "ours", "from_the_grid"),
     [
@@ -136,7 +134,6 @@ def test_character_models_are_boosted(hybrid_model, encoded_by, utterances):
             assert hypothesis.text == "".join(letters[i] for i in hypothesis.y_sequence.tolist())
 
 
-# ------------------------------------------------------------------------ timestamps and confidence
 BLANK = 128
 
 
@@ -164,7 +161,6 @@ def frames_of(hypothesis):
     return [int(frame) for frame in (stamps["timestep"] if isinstance(stamps, dict) else stamps)]
 
 
-# ------------------------------------------------------------------------------------------ times
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_beam_of_one_has_texts_and_times_of_greedy(transducer, files, strategy):
     peer = transcribed(transducer, greedy(), files, timestamps=True)
@@ -191,7 +187,6 @@ def test_token_durations_are_those_of_timestamps(transducer, encoded, strategy):
         assert set(ends) <= {0, 1, 2, 3, 4}
 
 
-# ------------------------------------------------------------------------------------- confidence
 @pytest.mark.parametrize("method", CONFIDENCE_METHODS, ids=lambda method: "-".join(map(str, method.values())))
 @pytest.mark.parametrize("exclude_blank", [True, False])
 def test_confidence_equals_that_of_greedy_where_alignments_do(transducer, encoded, method, exclude_blank):
@@ -216,7 +211,6 @@ def test_confidence_of_durations_equals_that_of_greedy(tdt_model, encoded_by, ut
         assert all(len(pair) == 2 for frame in b.frame_confidence for pair in frame)
 
 
-# ------------------------------------------------------------------------------------- alignments
 @pytest.mark.parametrize("where", ["beside beam", "in beam"])
 def test_alignments_equal_those_of_greedy(transducer, encoded, where):
     flag = {"preserve_alignments": True}
@@ -233,7 +227,6 @@ def test_alignments_equal_those_of_greedy(transducer, encoded, where):
                 assert log_probs_b.device.type == "cpu"
 
 
-# ------------------------------------------------------------------------------- partial hypotheses
 def in_chunks(model, encoded, size):
     """The hypotheses after the last chunk, and the texts after each."""
     encoder_output, lengths = encoded

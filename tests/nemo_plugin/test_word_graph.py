@@ -51,7 +51,6 @@ def named_emissions(shared_ctc_model, named_utterances):
     return emissions_of(shared_ctc_model, named_utterances)
 
 
-# ------------------------------------------------------------------------------------------ texts
 def test_graph_is_built_once_at_the_change_of_the_strategy(ctc_model, cfg, files, graph_cache, monkeypatch):
     made = []
     monkeypatch.setattr(load, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k))
@@ -67,7 +66,6 @@ def test_graph_is_built_once_at_the_change_of_the_strategy(ctc_model, cfg, files
     assert len(set(graph_cache.glob("*.graph")) - before) == 1
 
 
-# ---------------------------------------------------------------------------------- alternatives
 def test_mbr_mode_gives_the_text_of_least_risk(ctc_model, cfg, emissions, monkeypatch):
     found = decoded(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
     plain = ctc_model.decoding.decoding.decoder().decode(*emissions)
@@ -90,7 +88,6 @@ def test_best_path_of_the_lattice_is_the_hypothesis(ctc_model, cfg, emissions):
         assert set(hypothesis.text.split()) <= {lattice.graph.words[row[3]] for row in lattice.arcs() if row[3]}
 
 
-# ------------------------------------------------------------------------------ times, confidence
 def test_timestamps_have_the_times_of_the_search(ctc_model, cfg, files):
     for hypothesis in transcribed(ctc_model, cfg(), files, timestamps=True):
         stamps = hypothesis.timestamp
@@ -125,7 +122,6 @@ def test_confidence_of_a_word_is_that_of_its_tokens(ctc_model, cfg, emissions, e
             assert value == min(hypothesis.token_confidence[word.first_token : word.end_token])
 
 
-# --------------------------------------------------------------------------------------- boosting
 def test_boosting_finds_names_that_the_lm_lacks(ctc_model, cfg, named_emissions, named_utterances, names, assets):
     references = [utterance["text"] for utterance in named_utterances]
     options = {"beam_width": 30.0, "lm_weight": 0.5}
@@ -163,7 +159,6 @@ def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, shared_c
     assert not any("unk" in text or "▁" in text for text in texts(opened))
 
 
-# ---------------------------------------------------------------------------- how words are written
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
 GRAPH = object.__new__(WordGraph)
 vars(GRAPH).update(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
@@ -231,7 +226,6 @@ def test_punctuation_is_written_after_its_word():
     assert [word.text for word in written_words(words_at("-", "so"), {"-"})] == ["-", "so"]
 
 
-# -------------------------------------------------------------------------------------- paged_biglm
 @pytest.fixture
 def paged_cfg(small_word_lm, packed_word_lm):
     def config(top=None, **wfst):
@@ -241,7 +235,6 @@ def paged_cfg(small_word_lm, packed_word_lm):
     return config
 
 
-# ------------------------------------------------------------------------------------------ texts
 @pytest.mark.parametrize(
     ("paged", "both"),
     [
@@ -274,7 +267,6 @@ def test_packed_lm_and_ready_graph_give_equal_texts(ctc_model, paged_cfg, emissi
         assert texts(decoded(ctc_model, paged_cfg(small_lm_path=str(form), **graph), emissions)) == expected
 
 
-# ------------------------------------------------------------------ what cuda_wfst's results have
 def test_hypotheses_have_the_work_of_the_search(ctc_model, paged_cfg, emissions):
     works = [h.work for h in decoded(ctc_model, paged_cfg(), emissions)]
     for work, frames in zip(works, emissions[1].tolist(), strict=True):
@@ -304,7 +296,6 @@ def test_requests_find_names_that_the_graph_lacks(
     assert phrase_score(references, boosted, lacking).fscore > 0.15
 
 
-# --------------------------------------------------------------------------------------- boosting
 @pytest.mark.parametrize("has_unknown", [True, False])
 def test_phrases_with_words_that_no_lm_has_are_found(
     ctc_model, paged_cfg, cfg, small_word_lm, emissions, tmp_path, has_unknown

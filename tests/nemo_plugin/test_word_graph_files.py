@@ -57,7 +57,6 @@ def heard(decoding, text, likely=0.8):
     return found
 
 
-# ------------------------------------------------------------------------------ any tokenizer
 def test_character_models_have_a_space_between_words(arpa):
     decoding = decoding_of({"compute_timestamps": True}, arpa_lm_path=arpa)
     found = heard(decoding, "another page")
@@ -140,7 +139,6 @@ def test_words_that_the_model_cannot_spell_are_an_error_of_the_change(arpa, ctc_
         ctc_model.change_decoding_strategy(cfg, verbose=False)
 
 
-# -------------------------------------------------------------------------------------- words
 def test_added_words_are_found(arpa, tmp_path):
     assert heard(decoding_of(arpa_lm_path=arpa), "an acme page").text != "an acme page"
     assert heard(decoding_of(arpa_lm_path=arpa, added_words=["acme"]), "an acme page").text == "an acme page"
@@ -157,7 +155,6 @@ def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase
     assert phrase not in decoding.decoding.decoder().graph.words
 
 
-# -------------------------------------------------------------------------------- ready-made
 def test_graph_file_and_its_folder_give_the_same_result(arpa, graph, tmp_path):
     expected = heard(decoding_of(arpa_lm_path=arpa), "an othar page")
     folder = tmp_path / "built"

@@ -111,7 +111,6 @@ def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_
     assert "wfst.segmentations" in message
 
 
-# ------------------------------------------------------------------------------------ Riva and k2
 def test_defaults_of_riva_and_k2_change_nothing(read, monkeypatch):
     """With riva-asrlib-decoder NeMo's config has all of its options; that of NeMo 2.7 has those of k2."""
     assert read(k2_decoding_cfg=section.K2_DEFAULTS) == read()
@@ -134,7 +133,6 @@ def test_all_of_nemos_keys_are_known():
     }  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------- paged_biglm
 @pytest.fixture
 def lms(tmp_path):
     for name in ("small.arpa", "large.packed", "small.graph"):

@@ -152,7 +152,6 @@ def strategy_case(name, request) -> Case:
     return Case(strategy, model, inputs, "wfst", options, 8.0, several=several, own=own)
 
 
-# -------------------------------------------------------------------------------------- word LMs
 def write_lower_orders(arpa, target, most):
     """An LM of the n-grams of an ARPA file with at most `most` words, with their weights."""
     sections = arpa.read_text().split("\n\n")

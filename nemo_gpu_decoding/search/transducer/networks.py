@@ -22,15 +22,16 @@ oneDNN can store packed weights, so a search packs each weight once, and again w
 all rows in the same way. The BLAS works on blocks of rows, and rounds remaining rows differently.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Integral
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
 
 MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
 
@@ -105,8 +106,10 @@ class ModuleNetworks:
         vocab_size: int,
         durations: Sequence[int] = (),
     ) -> None:
-        if vocab_size < 1:
-            raise ValueError(f"vocab_size is {vocab_size}, expected at least 1")
+        check_int("vocab_size", vocab_size, 1)
+        check_kind("encoder_projection", encoder_projection, nn.Linear)
+        check_kind("prediction_projection", prediction_projection, nn.Linear)
+        check_kind("output", output, nn.Module)
         self.vocab_size = vocab_size
         self.durations = checked_durations(durations)
         self.encoder_projection = encoder_projection
@@ -162,6 +165,8 @@ class LSTMNetworks(ModuleNetworks):
         *,
         durations: Sequence[int] = (),
     ) -> None:
+        check_kind("embedding", embedding, nn.Embedding)
+        check_kind("lstm", lstm, nn.LSTM)
         size = embedding.num_embeddings - 1
         super().__init__(encoder_projection, prediction_projection, output, vocab_size=size, durations=durations)
         if lstm.bidirectional or lstm.proj_size:
@@ -258,6 +263,8 @@ class StatelessNetworks(ModuleNetworks):
         *,
         durations: Sequence[int] = (),
     ) -> None:
+        for embedding in embeddings or [None]:
+            check_kind("embeddings", embedding, nn.Embedding)
         size = embeddings[0].num_embeddings - 1
         super().__init__(encoder_projection, prediction_projection, output, vocab_size=size, durations=durations)
         self.embeddings = list(embeddings)
@@ -285,10 +292,11 @@ def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ValueError: they are negative, repeated or all 0.
     """
-    values = tuple(int(duration) for duration in durations)
-    if any(value < 0 for value in values) or len(set(values)) < len(values) or values == (0,):
-        raise ValueError(f"durations is {list(durations)}, expected different numbers of frames >= 0, not all 0")
-    return values
+    values = tuple(durations) if isinstance(durations, Iterable) else (durations,)
+    is_valid = all(isinstance(value, Integral) and value >= 0 for value in values)
+    if not is_valid or len(set(values)) < len(values) or values == (0,):
+        raise FieldError("durations", list(values), "different numbers of frames >= 0, not all 0")
+    return tuple(map(int, values))
 
 
 def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:

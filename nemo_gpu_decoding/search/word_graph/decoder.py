@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import check_int, check_kind, given_or_default
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind, given_or_default
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -87,6 +87,9 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         check_int("blank_id", blank_id, 0, vocab_size)
         config = given_or_default("config", config, WFSTConfig)
         check_kind("graph", graph, WordGraph, ": build_graph or load_graph makes it")
+        check_kind("pieces", () if pieces is None else pieces, Sequence)
+        if pieces is not None and not 0 <= len(pieces) - vocab_size <= 1:
+            raise FieldError("pieces", pieces, f"{vocab_size} texts, one per token")
         self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
         self._check_graph(config)
         labels = FusionLabels(

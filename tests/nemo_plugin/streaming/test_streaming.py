@@ -90,7 +90,6 @@ def texts_of(found) -> list[str]:
     return [row["text"] for row in found.values()]
 
 
-# ---------------------------------------------------------------------------------------- pipelines
 @pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
 def test_pipelines_give_the_results_of_the_search(ctc_pipeline, decoding, files, pushed):
     if decoding is WORD_GRAPH:
@@ -376,7 +375,6 @@ def test_other_options_of_pipelines_are_refused_or_warned_of(ctc_pipeline, monke
     assert "flexctc_beam, cuda_wfst, paged_biglm" in warning
 
 
-# ------------------------------------------------------------------------------ conformer_stream_step
 @pytest.fixture(scope="module")
 def causal_model():
     model = ASRModel.restore_from(CAUSAL, map_location="cpu").eval()

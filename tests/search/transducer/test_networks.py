@@ -113,7 +113,7 @@ def test_a_search_computes_in_the_precision_of_its_networks(name, layers):
 @pytest.mark.parametrize(
     ("lstm", "durations", "message"),
     [
-        *(({}, durations, "durations is") for durations in ([-1, 0], [0, 1, 1], [0])),
+        *(({}, durations, "durations is") for durations in ([-1, 0], [0, 1, 1], [0], [0.5, 1])),
         *((kind, (), "expected an LSTM of one direction") for kind in ({"bidirectional": True}, {"proj_size": 4})),
     ],
 )
@@ -121,6 +121,16 @@ def test_bad_durations_and_other_lstms_are_refused(lstm, durations, message):
     parts = joint_parts(2 if durations else 0)
     with pytest.raises(ValueError, match=message):
         LSTMNetworks(nn.Embedding(VOCAB + 1, HIDDEN), nn.LSTM(HIDDEN, HIDDEN, **lstm), *parts, durations=durations)
+
+
+@pytest.mark.parametrize(
+    ("n", "name"), enumerate(("embedding", "lstm", "encoder_projection", "prediction_projection", "output"))
+)
+def test_arguments_that_are_no_modules_are_named(n, name):
+    modules = [nn.Embedding(VOCAB + 1, HIDDEN), nn.LSTM(HIDDEN, HIDDEN), *joint_parts()]
+    modules[n] = None
+    with pytest.raises(ValueError, match=f"{name} is None"):
+        LSTMNetworks(*modules)
 
 
 # ------------------------------------------------------------------------------- linear layers
