@@ -26,7 +26,7 @@ from nemo_gpu_decoding import (
     load_ngram_lm,
 )
 from nemo_gpu_decoding.cli.main import guarded, run_program
-from nemo_gpu_decoding.fusion.phrases import weight_of_list
+from nemo_gpu_decoding.fusion.default_bonuses import weight_of_list
 from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.many_phrases"

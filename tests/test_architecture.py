@@ -203,28 +203,28 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 2020,
-    "cli": 2081,
+    "cli": 2083,
     "cluster": 447,
     "compat": 995,
     "cuda": 956,
-    "fusion": 2104,
+    "fusion": 2164,
     "graph": 1569,
     "live": 1269,
     "lm": 1883,
-    "nemo_plugin": 3781,
+    "nemo_plugin": 3789,
     "search": 11193,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42144
-PACKAGE_FILES = 189
-TESTS_LINES = 38961
+PACKAGE_LINES = 42257
+PACKAGE_FILES = 190
+TESTS_LINES = 38980
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4348
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 12839
+EXPERIMENTS_WORDS = 13737
 
 
 def within(what: str, count: int, budget: int):

@@ -33,7 +33,7 @@ LARGE_LM_STRATEGY = "paged_biglm"  # the strategy with a second LM
 # strategies whose options commands have, see `with_options_of`
 SEARCHES = {"flexctc_beam": FlexCTCConfig, "alsd_pp": ALSDConfig, "aes_pp": AESConfig}
 SEARCH_KEYS = {strategy: list(keys_for_commands(config).values()) for strategy, config in SEARCHES.items()}
-TREE = ("segmentations", "ac_threshold", "ignore_case")  # options of the boosting tree
+TREE = ("segmentations", "ac_threshold", "ignore_case", "phrase_share")  # options of the boosting tree
 # option -> key of NeMo's section
 PHRASE_OPTIONS = {"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"}
 BEAM_KEYS = {"lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}
@@ -119,10 +119,12 @@ class DecodingOptions(ModelOptions):
     # causes. `tune` finds it.
     beam_beta: float | None = option(None)
     # Weight of phrase boosting, natural log, >= 0; 0.25 .. 2 is usual, for word graphs (per word) 5 .. 40. null: a
-    # weight from the length of the list, unless the preset has one. An error without phrases.
+    # default from the LM or the length of the list, unless the preset has one. An error without phrases.
     boosting_weight: float | None = option(None, low=0)
     # Boost phrases as written, in lower case, in upper case and with capital initials.
     ignore_case: bool | None = None
+    # For flexctc_beam, alsd_pp and aes_pp with an LM and no boosting_weight: share of words from the list, (0, 1].
+    phrase_share: float | None = option(None, above=0, high=1)
     # For multilingual models with flexctc_beam, alsd_pp and aes_pp: the scripts that may be written, as Unicode names
     # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
     # forbidden, or cost decoding.beam.allowed_price.
@@ -165,6 +167,7 @@ def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) ->
     has_phrases = has_own_phrases or any(tree.get(key) for key in PHRASE_KEYS)
     check_weight("boosting_weight", options.boosting_weight, has_phrases)
     check_weight("ignore_case", options.ignore_case or None, has_phrases)
+    check_weight("phrase_share", options.phrase_share, has_phrases)
 
 
 def with_decoding(config: DictConfig, options: Any) -> DictConfig:

@@ -24,6 +24,7 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, check_kind, given_or_default, leave_out, warn_once
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
+from nemo_gpu_decoding.fusion.default_bonuses import class_bonuses, weight_of_list
 from nemo_gpu_decoding.fusion.ngram import load_nemo_automaton
 from nemo_gpu_decoding.fusion.phrases import (
     Phrase,
@@ -34,7 +35,6 @@ from nemo_gpu_decoding.fusion.phrases import (
     spelled_phrases,
     warn_if_large,
     weight_of,
-    weight_of_list,
     without_repetitions,
 )
 from nemo_gpu_decoding.schema import checked_options, option
@@ -116,6 +116,9 @@ class BoostingConfig:
     # its tokens. If phrases have less evidence, the utterance is decoded again without them.
     # `tune false_phrases_per_hour=1` finds a value; 0.0001 is typical. Not for model_path.
     ac_threshold: float = option(0.0, low=0)
+    # Share of words from the list, if the bonuses come from the LM: (0, 1]. The LM is one over tokens, and there is no
+    # boosting weight.
+    phrase_share: float = option(0.03, above=0, high=1)
 
     def check_rules(self) -> None:
         for name in ("key_phrases_list", "key_phrase_items_list"):
@@ -133,6 +136,9 @@ class BoostingConfig:
             note = ", which has no effect here: use_bpe_dropout is False; set it, or use segmentations"
             default = BoostingConfig.num_of_transcriptions
             raise FieldError("num_of_transcriptions", self.num_of_transcriptions, repr(default), note)
+        if self.phrase_share != BoostingConfig.phrase_share and not self.suits_lm:
+            note = ", which has no effect with model_path, score_per_phrase, uniform_weights and refund 'nemo'"
+            raise FieldError("phrase_share", self.phrase_share, repr(BoostingConfig.phrase_share), note)
         if self.refund != "full" or self.model_path:
             # None, and the value that describes NeMo's trees
             for name, nemo in (("whole_words", False), ("overlapping", True)):
@@ -159,6 +165,12 @@ class BoostingConfig:
         return self.refund == "full" and self.whole_words is not False
 
     @property
+    def suits_lm(self) -> bool:
+        """Return whether the default bonuses may come from an LM: the options name no others."""
+        others = self.model_path or self.score_per_phrase or self.uniform_weights
+        return self.refund == "full" and not others
+
+    @property
     def drops_pieces(self) -> bool:
         """Return whether each phrase is boosted in several segmentations, up to `num_of_transcriptions`."""
         return self.use_bpe_dropout or self.bpe_mode == "bpe_dropout"
@@ -174,13 +186,18 @@ class BoostingConfig:
         return max(self.segmentations, more, VAR_BPE_SEGMENTATIONS if is_var else 1)
 
 
-def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> BackoffAutomaton:
+def load_boosting_tree(
+    config: BoostingConfig, vocabulary: Vocabulary, lm: BackoffAutomaton | None = None
+) -> BackoffAutomaton:
     """Return the boosting tree that a config describes: its model file, phrase file or phrase lists.
+
+    Args:
+        lm: an LM over tokens that settles the bonuses (`default_bonuses.py`); None: NeMo's formula does.
 
     Raises:
         ValueError: there is no source of phrases or more than one; a phrase cannot be spelled; a file is damaged.
     """
-    sources = config._sources()
+    sources, lm = config._sources(), lm if config.suits_lm else None
     is_lists = set(sources) <= {"key_phrases_list", "key_phrase_items_list"}
     if not sources:
         raise ValueError("no phrases: set model_path, key_phrases_file or key_phrases_list")
@@ -188,13 +205,13 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
         raise ValueError(f"phrases come from {' and '.join(sources)}, expected one source")
     if is_lists:
         phrases = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
-        return _build_cached(tuple(phrases), vocabulary, config, "phrase list")
+        return _build_cached(tuple(phrases), vocabulary, config, "phrase list", lm)
     path = config.model_path or config.key_phrases_file
     assert path is not None
     if config.model_path and not Path(path).exists():
         raise FileNotFoundError(f"model_path {path} does not exist; to build a tree from phrases leave model_path out")
-    key = ("boosting file", file_key(path), vocabulary, config)
-    return cached(key, partial(_load_file, path, vocabulary, config))
+    key = ("boosting file", file_key(path), vocabulary, config, lm and lm.fingerprint)
+    return cached(key, partial(_load_file, path, vocabulary, config, lm))
 
 
 def build_boosting_tree(
@@ -225,20 +242,28 @@ def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
     return None if items is None else tuple(item if isinstance(item, str) else as_phrase(item) for item in items)
 
 
-def _load_file(path: str, vocabulary: Vocabulary, config: BoostingConfig) -> BackoffAutomaton:
+def _load_file(
+    path: str, vocabulary: Vocabulary, config: BoostingConfig, lm: BackoffAutomaton | None
+) -> BackoffAutomaton:
     if config.model_path:
         return load_nemo_automaton(path, len(vocabulary), with_final_weights=False)
-    return _build(tuple(read_phrases(path)), vocabulary, config, fspath(path))
+    return _build(tuple(read_phrases(path)), vocabulary, config, fspath(path), lm)
 
 
 def _build_cached(
-    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str
+    phrases: tuple[Any, ...],
+    vocabulary: Vocabulary,
+    config: BoostingConfig,
+    name: str,
+    lm: BackoffAutomaton | None = None,
 ) -> BackoffAutomaton:
-    key = ("boosting", phrases, vocabulary, config)
-    return cached(key, partial(_build, phrases, vocabulary, config, name))
+    key = ("boosting", phrases, vocabulary, config, lm and lm.fingerprint)
+    return cached(key, partial(_build, phrases, vocabulary, config, name, lm))
 
 
-def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str) -> BackoffAutomaton:
+def _build(
+    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str, lm: BackoffAutomaton | None
+) -> BackoffAutomaton:
     kept = without_repetitions([as_phrase(phrase) for phrase in phrases], name)
     aliases = aliases_of(kept, name, config.is_case_ignored)
     space = vocabulary.space if config.checks_word_boundary else None
@@ -254,6 +279,8 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
             faults.append(str(error))
         texts += [aliases.written(phrase.text) if aliases else phrase.text] * (len(sequences) - len(texts))
     leave_out(name, faults, len(set(texts)))
+    if lm is not None:
+        sequences = class_bonuses(sequences, lm, config.phrase_share, len(set(texts)))
     is_continuation = word_continuations(vocabulary) if config.checks_word_boundary else None
     build = partial(
         build_context_graph,
@@ -267,14 +294,20 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
         name=name,
     )
     keys = [tuple(map(int, sequence.tokens)) for sequence in sequences]
-    table = PhraseTable(sequences, keys, texts, build, is_continuation, space)
+    table = PhraseTable(sequences, keys, texts, build, is_continuation, space, lm is not None)
     return replace(BoostingTree.of(table, config.ac_threshold), aliases=aliases)
 
 
-def weight_of_tree(weight: float | None, tree: BackoffAutomaton | None) -> float:
-    """Return `weight` or, if it is None, the default for the number of phrases in the tree (300 if unknown)."""
+def weight_of_tree(weight: float | None, tree: BackoffAutomaton | None, num_phrases: int | None = None) -> float:
+    """Return `weight` or, if it is None, the default: 1 for bonuses of an LM, else that of the number of phrases.
+
+    Args:
+        num_phrases: None: that of the tree, or 300 if the tree does not name its phrases.
+    """
     table = tree.table if isinstance(tree, BoostingTree) else None
-    return weight_of_list(weight, len(set(table.texts)) if table else 300)
+    if weight is None and table and table.of_lm:
+        return 1.0
+    return weight_of_list(weight, num_phrases or (len(set(table.texts)) if table else 300))
 
 
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:
@@ -363,6 +396,7 @@ class PhraseTable(NamedTuple):
     build: Callable[[Sequence[ScoredSequence]], BackoffAutomaton]
     is_continuation: np.ndarray | None = None  # as in `build_context_graph`, as `label_before`
     label_before: int | None = None
+    of_lm: bool = False  # whether the bonuses come from an LM, for a boosting weight of 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,7 +422,7 @@ class BoostingTree(BackoffAutomaton):
         if not kept:
             return None
         chosen = ([sequences[n] for n in kept], [all_keys[n] for n in kept], [texts[n] for n in kept])
-        table = PhraseTable(*chosen, *self.table[3:])
+        table = self.table._replace(sequences=chosen[0], keys=chosen[1], texts=chosen[2])
         tree = table.build(table.sequences)
         return replace(self, arrays=tree.arrays, start_state=tree.start_state, table=table)
 

@@ -102,14 +102,6 @@ def warn_if_large(name: str, weight: float) -> None:
         warn_once(f"{name} is {weight:g}, expected at most {LARGE_WEIGHT:g}: {why}")
 
 
-def weight_of_list(weight: float | None, num_phrases: int) -> float:
-    """Return the boosting weight of a phrase list; the default is smaller for a longer list of less likely phrases.
-
-    The default multiplies the bonuses of tokens in all searches: 1 for one phrase, 0.64 for 100, 0.41 for 1,000.
-    """
-    return min(max(1.1 - 0.1 * math.log(max(num_phrases, 1)), 0.25), 1.0) if weight is None else weight
-
-
 def weight_of(phrase: Phrase) -> float:
     """Return the factor of a phrase's bonus, which is 1 by default."""
     return 1.0 if phrase.weight is None else phrase.weight

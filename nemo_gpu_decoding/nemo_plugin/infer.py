@@ -149,9 +149,10 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """Return the boosting tree for a request with `boosting_tree` options.
 
         Args:
-            weight: weight of the tree in the search, > 0; None means the default.
+            weight: weight of the tree in the search, > 0; None means the default. The default bonuses come from the
+                config's LM, whichever LM the request names.
         """
-        return load_boosting_tree(config, self.vocabulary())
+        return load_boosting_tree(config, self.vocabulary(), self.decoder().fusion.lm if weight is None else None)
 
     def disable_cuda_graphs(self) -> bool:
         return False  # without effect: this search has no CUDA graphs
@@ -217,7 +218,8 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
         lm = load(options.lm_path)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
         source_lm = load(options.source_lm_path)
-    boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
+    payer = lm if options.boosting_weight is None else None
+    boosting = load_boosting_tree(options.boosting, vocabulary, payer) if options.has_phrases else None
     weight = weight_of_tree(options.boosting_weight, boosting)
     pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
     sources = source_lm, options.source_lm_weight

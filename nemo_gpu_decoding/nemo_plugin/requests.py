@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.checks import FieldError, NothingLeftError, check_number, fields_named, having
+from nemo_gpu_decoding.fusion.boosting import weight_of_tree
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
-from nemo_gpu_decoding.fusion.phrases import WrittenRequest, weight_of_list
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
         tree = infer.boosting_of(infer.options.fusion.boosting.of_list(wanted), weight)
     except NothingLeftError as error:
         return _without_phrases(infer, error)
-    return Request(boosting=tree, boosting_weight=weight_of_list(weight, len(wanted)))
+    return Request(boosting=tree, boosting_weight=weight_of_tree(weight, tree, len(wanted)))
 
 
 def _without_phrases(infer: FusedInfer, fault: ValueError | None = None) -> Request | None:

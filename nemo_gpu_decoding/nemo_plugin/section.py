@@ -76,7 +76,7 @@ class FusionOptions:
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
     lm_encoding: str = option("auto", choices=ENCODINGS)
     boosting: BoostingConfig = option(BoostingConfig(), nemo=None)
-    boosting_weight: float | None = option(0.0, nemo=None)  # None: the default of `weight_of_list`
+    boosting_weight: float | None = option(0.0, nemo=None)  # None: the default, see `default_bonuses.py`
     source_lm_path: Path | None = option(None, nemo="source_lm_model")
     source_lm_weight: float = option(0.0, low=0, nemo="source_lm_alpha")
     allowed: AllowedOptions = option(AllowedOptions(), nemo=None)
@@ -331,6 +331,10 @@ class Values:
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         source_weight = self._source_weight(lm is not None or bool(pool), weight)
         boosting, boosting_weight = self.boosting()
+        if boosting.phrase_share != BoostingConfig.phrase_share and (lm is None or boosting_weight is not None):
+            note = "without ngram_lm_model" if lm is None else "with boosting_tree_alpha"
+            key = f"{self.section}.boosting_tree.phrase_share"
+            raise FieldError(key, boosting.phrase_share, repr(BoostingConfig.phrase_share), note)
         grammar: Any = self.file_or_texts("grammar")
         if grammar is not None and not boosting.is_empty and boosting_weight != 0:
             raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")

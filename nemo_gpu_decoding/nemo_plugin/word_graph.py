@@ -10,8 +10,9 @@ import numpy as np
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell, weight_of_tree
+from nemo_gpu_decoding.fusion.default_bonuses import weight_of_list
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases, weight_of_list
+from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import in_language, load_word_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels

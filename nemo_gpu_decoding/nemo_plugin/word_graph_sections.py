@@ -81,6 +81,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
         ("overlapping", (None, True), "it pays for every phrase that occurs, overlapping or not"),
         ("whole_words", (None, True), "phrases of a word graph consist of whole words"),
+        ("phrase_share", (0.03,), "its bonuses do not come from the LM"),
     )
 }
 

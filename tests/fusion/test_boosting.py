@@ -24,10 +24,11 @@ from nemo_gpu_decoding.fusion.boosting import (
     weight_of_tree,
     word_continuations,
 )
+from nemo_gpu_decoding.fusion.default_bonuses import weight_of_list
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
-from nemo_gpu_decoding.fusion.phrases import weight_of_list, without_repetitions
+from nemo_gpu_decoding.fusion.phrases import without_repetitions
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.prune import prune_ngram_lm
@@ -36,8 +37,8 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary
 from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
-from tests.oracles.ngram import phrase_bonus
-from tests.random_models import random_boosting
+from tests.oracles.ngram import class_bonus, phrase_bonus
+from tests.random_models import random_boosting, random_lm
 
 VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC'", "▁ab", "▁abc", "bc"))
 
@@ -95,9 +96,8 @@ def test_phrase_weights_multiply_the_bonus_whatever_else_is_listed():
 
 def test_by_default_each_token_counts_for_one_phrase():
     phrases = ["ab de", "de abc", "abc"]
-    default, apart, every = (
-        build_boosting_tree(phrases, VOCABULARY, BoostingConfig(overlapping=value)) for value in (None, False, True)
-    )
+    configs = [BoostingConfig(overlapping=value) for value in (None, False, True)]
+    default, apart, every = (build_boosting_tree(phrases, VOCABULARY, config) for config in configs)
     assert default.fingerprint == apart.fingerprint != every.fingerprint
     assert score(default, "ab de abc") < score(every, "ab de abc")
 
@@ -107,11 +107,8 @@ def test_all_segmentations_earn_what_the_canonical_one_earns():
     for pieces in (["▁abc"], ["▁ab", "c"], ["▁", "a", "bc"]):
         assert tree.score(spelled(*pieces)) == pytest.approx(phrase_bonus(1))
     assert build_boosting_tree(["abc"], VOCABULARY).score(spelled("▁ab", "c")) == 0
-    by_dropout = BoostingConfig(use_bpe_dropout=True, num_of_transcriptions=3)
-    assert (
-        build_boosting_tree(["abc de"], VOCABULARY, by_dropout).fingerprint
-        == build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(segmentations=3)).fingerprint
-    )
+    configs = BoostingConfig(use_bpe_dropout=True, num_of_transcriptions=3), BoostingConfig(segmentations=3)
+    assert len({build_boosting_tree(["abc de"], VOCABULARY, config).fingerprint for config in configs}) == 1
 
 
 def test_ignore_case_boosts_other_spellings():
@@ -132,13 +129,9 @@ def test_phrase_in_another_letter_case_than_the_pieces_is_boosted_with_a_warning
         build_boosting_tree(["TÜS"], vocabulary)
 
 
-@pytest.mark.parametrize("options", [{"whole_words": False}, {"refund": "nemo"}], ids=str)
-def test_phrases_are_found_in_longer_words_as_in_nemo(options):
-    tree = build_boosting_tree(["ab"], VOCABULARY, BoostingConfig(**options))
-    assert tree.score(spelled("▁ab", "e")) == pytest.approx(phrase_bonus(1))
-
-
 def test_whole_words_earn_nothing_in_longer_words():
+    for config in (BoostingConfig(whole_words=False), BoostingConfig(refund="nemo")):
+        assert build_boosting_tree(["ab"], VOCABULARY, config).score(spelled("▁ab", "e")) == pytest.approx(1.0)
     tree = build_boosting_tree(["ab"], VOCABULARY)
     assert tree.score(spelled("▁ab", "e")) == pytest.approx(0)
     for end in ([], ["▁"], ["▁abc"], ["<unk>"], ["'", "c"]):
@@ -524,11 +517,27 @@ def test_longer_lists_have_smaller_default_weights():
     weights = [weight_of_list(None, size) for size in (0, 1, 10, 100, 1000, 10_000)]
     assert weights == pytest.approx([1.0, 1.0, 0.87, 0.64, 0.41, 0.25], abs=0.005)
     assert weight_of_list(0.0, 10) == 0.0
-    aliased = build_boosting_tree(
-        [Phrase("ab", aliases=("ba", "ac")), Phrase("b")], VOCABULARY, BoostingConfig(segmentations=4)
-    )
+    phrases = [Phrase("ab", aliases=("ba", "ac")), Phrase("b")]
+    aliased = build_boosting_tree(phrases, VOCABULARY, BoostingConfig(segmentations=4))
     assert weight_of_tree(None, aliased) == weight_of_list(None, 2)
     assert weight_of_tree(None, random_boosting(4, seed=1)) == weight_of_list(None, 300)  # of no known list
+
+
+def test_bonuses_of_an_lm_replace_its_score_of_a_phrase_by_the_prior_of_the_list():
+    lm = random_lm(len(VOCABULARY), seed=3)
+    phrases = ["ab", Phrase("cab", weight=2.0, aliases=("bad", "ade")), Phrase("dead", weight=-1.0), "e"]
+    config = BoostingConfig(key_phrases_list=phrases, phrase_share=0.3, segmentations=2)
+    tree = load_boosting_tree(config, VOCABULARY, lm)
+    for sequence, text in zip(tree.table.sequences, tree.table.texts, strict=True):
+        earned = [class_bonus(lm, sequence.tokens[:n], 0.3, 4) for n in range(1, len(sequence.tokens) + 1)]
+        if text == "dead":
+            assert sequence.scores.sum() == pytest.approx(-weight_of_list(None, 4) * phrase_bonus(5))
+        else:
+            assert np.cumsum(sequence.scores) == pytest.approx(
+                (2 if text == "cab" else 1) * np.array(earned), abs=3e-3
+            )
+    assert (weight_of_tree(None, tree), weight_of_tree(0.7, tree)) == (1.0, 0.7)
+    assert not load_boosting_tree(config, VOCABULARY).table.of_lm  # the cache tells them apart
 
 
 def test_forms_of_unicode_are_one_phrase_and_one_alias():

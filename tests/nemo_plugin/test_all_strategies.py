@@ -31,6 +31,7 @@ from tests.nemo_plugin.usage import (
     transcribed,
     write_manifest,
 )
+from tests.oracles.ngram import class_bonus
 
 pytestmark = pytest.mark.slow
 
@@ -284,6 +285,13 @@ def test_phrases_without_a_weight_earn_the_bonuses_of_their_tokens(case):
     request = request_of(case.infer, WrittenRequest(phrases=(word,)))
     assert request.boosting_weight == 1.0
     assert bonus(request.boosting) == pytest.approx(expected)
+    if case.lm:  # over tokens
+        case.use(boosting_tree=tree | {"phrase_share": 0.2}, **case.lm)
+        fusion = case.infer.decoder().fusion
+        expected = class_bonus(fusion.lm, tokens, 0.2, 1)
+        request = request_of(case.infer, WrittenRequest(phrases=(word,)))
+        assert fusion.boosting_weight == request.boosting_weight == 1.0
+        assert bonus(fusion.boosting) == bonus(request.boosting) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)

@@ -197,7 +197,7 @@ def test_valid_keys_are_those_of_nemo_and_ours():
     assert set(FLEXCTC.valid) == {*nemo, *LMS, *ALLOWED, *own}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
-        "ac_threshold", "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
+        "ac_threshold", "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits", "phrase_share",
     }  # fmt: skip
 
 

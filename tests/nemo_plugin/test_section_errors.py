@@ -43,6 +43,8 @@ ERRORS = {
         ("ngram_lm_alpha: -0.5", "beam.ngram_lm_alpha is -0.5"),
         (f"ngram_lm_model: {LM}, ngram_lm_alpha: null", "beam.ngram_lm_alpha is not set"),
         ("boosting_tree_alpha: .nan", "beam.boosting_tree_alpha is nan"),
+        ("boosting_tree: {phrase_share: 0}", "beam.boosting_tree.phrase_share is 0, expected a finite number > 0"),
+        ("boosting_tree: {phrase_share: 0.1}", "beam.boosting_tree.phrase_share is 0.1 ... without ngram_lm_model"),
         ("ngram_lm_model: 3", "beam.ngram_lm_model is 3"),
         ("merge: prefix, preserve_alignments: true", "preserve_alignments ... beam.merge"),
         ("ngram_lm_model: nowhere.arpa", "beam.ngram_lm_model is 'nowhere.arpa'"),

@@ -108,6 +108,15 @@ def phrase_bonus(length: int, context_score: float = 1.0, depth_scaling: float =
     return context_score + sum(context_score * depth_scaling + math.log(position) for position in range(2, length + 1))
 
 
+def class_bonus(lm, tokens: Sequence[int], share: float, phrases: int) -> float:
+    """Bonus of a phrase from the LM's weights of its tokens after the root (`default_bonuses.py`)."""
+    state, total = 0, math.log(share / phrases)
+    for token in tokens:
+        weight, state = lm.advance(state, token)
+        total -= weight
+    return max(1e-3, 0.7 * total + 0.5 * len(tokens))
+
+
 def earned(
     tokens: Sequence[int],
     bonuses: Mapping[tuple[int, ...], float],
