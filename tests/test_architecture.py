@@ -207,7 +207,7 @@ CODE_BUDGETS = {
     "cluster": 447,
     "compat": 995,
     "cuda": 956,
-    "fusion": 2164,
+    "fusion": 2171,
     "graph": 1569,
     "live": 1269,
     "lm": 1883,
@@ -215,16 +215,16 @@ CODE_BUDGETS = {
     "search": 11193,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42257
+PACKAGE_LINES = 42267
 PACKAGE_FILES = 190
-TESTS_LINES = 38980
+TESTS_LINES = 38987
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4348
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 13737
+EXPERIMENTS_WORDS = 13769
 
 
 def within(what: str, count: int, budget: int):

@@ -67,7 +67,7 @@ class BoostingConfig:
     key_phrase_items_list: Sequence[Any] | None = None
     # Bonus of the first token of a phrase, >= 0.
     context_score: float = option(1.0, low=0)
-    # Token n > 1 of a phrase gets context_score * depth_scaling + log(n); >= 0.
+    # Token n > 1 of a phrase gets context_score * depth_scaling + log(n); >= 0. No effect on bonuses from an LM.
     depth_scaling: float = option(2.0, low=0)
     # Weight of a token that neither continues nor begins a phrase.
     unk_score: float = option(0.0)
@@ -116,7 +116,7 @@ class BoostingConfig:
     # its tokens. If phrases have less evidence, the utterance is decoded again without them.
     # `tune false_phrases_per_hour=1` finds a value; 0.0001 is typical. Not for model_path.
     ac_threshold: float = option(0.0, low=0)
-    # Share of words from the list, if the bonuses come from the LM: (0, 1]. The LM is one over tokens, and there is no
+    # Share of words from the list, if an LM sets the bonuses: (0, 1]. The LM is one over tokens, and there is no
     # boosting weight.
     phrase_share: float = option(0.03, above=0, high=1)
 
@@ -215,11 +215,17 @@ def load_boosting_tree(
 
 
 def build_boosting_tree(
-    phrases: Iterable[str | Phrase], vocabulary: Vocabulary, config: BoostingConfig | None = None
+    phrases: Iterable[str | Phrase],
+    vocabulary: Vocabulary,
+    config: BoostingConfig | None = None,
+    lm: BackoffAutomaton | None = None,
 ) -> BackoffAutomaton:
     """Build the boosting tree of phrases, with the weights that `context_graph.py` defines.
 
     Blank and duplicate phrases are skipped with one warning. Duplicates keep the largest weight. Results are cached.
+
+    Args:
+        lm: an LM over tokens that settles the bonuses, for a boosting weight of 1 (`default_bonuses.py`).
 
     Raises:
         ValueError: no phrases are left; a phrase has a character that is not in the vocabulary; a phrase
@@ -231,7 +237,11 @@ def build_boosting_tree(
         raise ValueError(f"phrases is a {type(phrases).__name__}, expected a list of phrases")
     if not config.is_empty:
         raise ValueError(f"config has {config._sources()[0]} besides the phrases given, expected one source")
-    return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list")
+    if lm is not None and not config.suits_lm:
+        raise FieldError("lm", lm, "None with score_per_phrase, uniform_weights and refund 'nemo'")
+    if lm is None and config.phrase_share != BoostingConfig.phrase_share:
+        raise FieldError("phrase_share", config.phrase_share, repr(BoostingConfig.phrase_share), "without lm")
+    return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list", lm)
 
 
 def _is_no_list(items: Any) -> bool:

@@ -5,6 +5,7 @@ import math
 import random
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -538,6 +539,12 @@ def test_bonuses_of_an_lm_replace_its_score_of_a_phrase_by_the_prior_of_the_list
             )
     assert (weight_of_tree(None, tree), weight_of_tree(0.7, tree)) == (1.0, 0.7)
     assert not load_boosting_tree(config, VOCABULARY).table.of_lm  # the cache tells them apart
+    assert build_boosting_tree(phrases, VOCABULARY, replace(config, key_phrases_list=None), lm).table.of_lm
+    for options, given in (({"phrase_share": 0.3}, None), ({"refund": "nemo"}, lm)):
+        with pytest.raises(
+            ValueError, match=r"^phrase_share is 0\.3 without lm, expected 0\.03$|^lm is "
+        ):
+            build_boosting_tree(["ab"], VOCABULARY, BoostingConfig(**options), given)
 
 
 def test_forms_of_unicode_are_one_phrase_and_one_alias():
