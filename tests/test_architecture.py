@@ -203,7 +203,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 2020,
-    "cli": 2083,
+    "cli": 2087,
     "cluster": 447,
     "compat": 995,
     "cuda": 956,
@@ -212,12 +212,12 @@ CODE_BUDGETS = {
     "live": 1269,
     "lm": 1883,
     "nemo_plugin": 3789,
-    "search": 11193,
+    "search": 11190,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42267
+PACKAGE_LINES = 42268
 PACKAGE_FILES = 190
-TESTS_LINES = 38987
+TESTS_LINES = 38999
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -280,6 +280,10 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
         note.append(
             f"({found.false_negatives} phrases missed; nemo-gpu-decoding aliases finds what is heard for them)"
         )
+    if found and not (found.true_positives or found.false_negatives):
+        note.append("(no phrase occurs in the references, so they do not tune the boosting weight)")
+    if trials[0].point.lm_weight == 0:
+        note.append("(the best LM weight is 0: the LM does not help on these references)")
     folded = word_errors(*([text.casefold() for text in texts] for texts in (dev.references, dev.greedy_texts)))
     if 2 * folded.total < greedy.errors.total:
         note.append(

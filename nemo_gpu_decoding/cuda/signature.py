@@ -175,7 +175,7 @@ def _addresses(signature: Signature, device: torch.device, arguments: Mapping[st
     launched, is_new = list(known), False
     for n, (_, name, expected) in enumerate(signature.places):
         tensor, (address, reference, _) = arguments[name], known[n]
-        if reference() is not tensor or (tensor is not None and tensor.data_ptr() != address):
+        if reference() is not tensor or address != (0 if tensor is None else tensor.data_ptr()):
             launched[n], is_new = _known(tensor, expected, device), True
     if is_new:
         form = device, *[form for _, _, form in launched]

@@ -278,7 +278,7 @@ class ArpaReader:
             if line is not None and line.startswith(TOKENIZER):
                 self.tokenizer = line.removeprefix(TOKENIZER).decode("utf-8", "replace")
             if line is None:
-                hint = "Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa"
+                hint = "Of text, build-lm makes an LM over tokens, and lmplz -o 3 < text > lm.arpa one over words"
                 raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}. {hint}")
         counts: dict[int, int] = {}
         while (line := self._peek_line()) is not None and not line.startswith(b"\\"):

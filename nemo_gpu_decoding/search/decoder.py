@@ -24,7 +24,6 @@ A subclass implements input checks, engines (`engine.py`), and the conversion of
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError, check_int, check_kind, given_or_default
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind, given_or_default, warn_once
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
@@ -51,7 +50,6 @@ from nemo_gpu_decoding.search.self_check import name_fault, why_distrusted
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
 
-logger = logging.getLogger("nemo_gpu_decoding")
 
 MANY_TOKENS = 100  # after which the LM is judged
 MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; MOST_FRAMES of 80 ms are 15 days
@@ -392,11 +390,10 @@ class Decoder(ABC, Generic[C, R]):
             return
         self._unjudged_lm = None
         if self._lm_score < self._lm_tokens * equal:
-            logger.warning(
-                "the LM %s gives the decoded tokens a log-probability of %.1f in the mean, expected more than %.1f, "
-                "that of equal probabilities: it may be of another tokenizer",
-                lm.name, self._lm_score / self._lm_tokens, equal,
-            )  # fmt: skip
+            warn_once(
+                f"the LM {lm.name} gives the decoded tokens a lower log-probability than {equal:.1f}, that of equal "
+                "probabilities: it may be of another tokenizer, or made of too little text"
+            )
 
 
 def _check_open(streams: Streams) -> None:

@@ -65,6 +65,15 @@ def test_report_names_the_command_for_missed_phrases():
         assert ("(1 phrases missed; nemo-gpu-decoding aliases" in shown) == (found == 3)
 
 
+def test_report_names_phrases_and_an_lm_that_the_dev_set_cannot_tune():
+    dev = dev_set.DevSet((), ("gdansk",), ("gdansk",), 1.0)
+    useless = Trial(Point(8, 0.0, 0.0, 0.5), Score(WordErrors(10, 1, 0, 0), PhraseScore(0, 0, 0)))
+    for best, is_useful in ((useless, False), (trial(1, found=4, lm_weight=0.2), True)):
+        shown = tune.report(dev, [best], ["gdansk"], 1)
+        assert ("no phrase occurs in the references" in shown) != is_useful
+        assert ("the best LM weight is 0" in shown) != is_useful
+
+
 @pytest.mark.parametrize(("reference", "is_other"), [("A B C", True), ("a b c", False), ("x y c", False)])
 def test_report_names_another_letter_case_of_the_references(reference, is_other):
     shown = tune.report(dev_set.DevSet((), (reference,), ("a b c",), 1.0), [trial(1)], ["a"], 1)

@@ -200,6 +200,9 @@ def test_changed_arguments_of_a_later_launch_are_checked_again():
     ):
         assert message in refusal(**{**same, **change})
     assert checked_arguments(SEARCH, CPU, {**same, "arcs": None})[:4] == [*addresses[:2], 0, addresses[3]]
+    checked_arguments(SEARCH, CPU, same)
+    same["arcs"] = None  # the tensor is gone, and so is the object of its reference
+    assert checked_arguments(SEARCH, CPU, same)[2] == 0
     with pytest.raises(ValueError, match="expected cuda:0"):
         checked_arguments(SEARCH, torch.device("cuda", 0), same)
     same["log_probs"].resize_(4, 5, 70)  # another place in memory
