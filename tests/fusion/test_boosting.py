@@ -541,9 +541,7 @@ def test_bonuses_of_an_lm_replace_its_score_of_a_phrase_by_the_prior_of_the_list
     assert not load_boosting_tree(config, VOCABULARY).table.of_lm  # the cache tells them apart
     assert build_boosting_tree(phrases, VOCABULARY, replace(config, key_phrases_list=None), lm).table.of_lm
     for options, given in (({"phrase_share": 0.3}, None), ({"refund": "nemo"}, lm)):
-        with pytest.raises(
-            ValueError, match=r"^phrase_share is 0\.3 without lm, expected 0\.03$|^lm is "
-        ):
+        with pytest.raises(ValueError, match=r"^phrase_share is 0\.3 without lm, expected 0\.03$|^lm is "):
             build_boosting_tree(["ab"], VOCABULARY, BoostingConfig(**options), given)
 
 
