@@ -98,7 +98,7 @@ TABLE = (
     ),
     Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU, parts=ANYWHERE),
     Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
-    Line("cuda_wfst", "flashlight_words", FLASHLIGHT_WORDS, Check.WER, CPU),
+    Line("cuda_wfst", "flashlight_words", FLASHLIGHT_WORDS, Check.WER, CPU, parts=ANYWHERE),
     *(Line("cuda_wfst", "topologies", peer, Check.ALONE) for peer in (NORMAL, MINIMAL)),
     Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
     Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),

@@ -217,12 +217,12 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42268
 PACKAGE_FILES = 190
-TESTS_LINES = 38999
+TESTS_LINES = 38997
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
-PAPERS_WORDS = 4348
+PAPERS_WORDS = 2850
 DEVELOPERS_WORDS = 820
 EXPERIMENTS_WORDS = 13769
 

@@ -33,7 +33,7 @@ PAGES = [
     for page in sorted((*HERE.parent.glob("*.md"), *HERE.parent.glob("experiments/*.md")))
     if "<!-- records: " in page.read_text(encoding="utf-8")
 ]
-# 90 minutes on two cores. `NAMED` are measured only if they are named: scale and scale-contexts take 18 more each and
+# 60 minutes on two cores. `NAMED` are measured only if they are named: scale and scale-contexts take 18 more each and
 # 6 GB of disk, scale-400m four times as much; boosting needs folder=FOLDER and takes 8 more
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
@@ -48,12 +48,12 @@ RUNS = {
     "cluster": "strategy=flexctc_beam mode=cluster tasks=[hard] beams=[4] repeats=2",
     "flexctc_beam-greedy_fusion": "strategy=flexctc_beam peers=[greedy_fusion] utterances=32 beams=[4,8,16,32,64,128] "
     "many_phrases=0",
-    "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=20 beams=[1,2,4,8,12]",
-    "aes_pp-greedy_fusion": "strategy=aes_pp peers=[greedy_fusion] utterances=20 beams=[1,2,4,8,12]",
+    "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
+    "aes_pp-greedy_fusion": "strategy=aes_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
     "alsd_pp-batches": "strategy=alsd_pp peers=[greedy_fusion] tasks=[peaked] utterances=32 beams=[6] phrases=0 "
     "batches=[1,4,8,16,32] end_to_end=true encoder_precision=float32",
-    "alsd_pp-unbatched": "strategy=alsd_pp peers=[unbatched] utterances=20 beams=[1,2,4,8,12]",
-    "aes_pp-unbatched": "strategy=aes_pp peers=[unbatched] utterances=20 beams=[8]",
+    "alsd_pp-unbatched": "strategy=alsd_pp peers=[unbatched] utterances=4 beams=[1,2,4,8,12]",
+    "aes_pp-unbatched": "strategy=aes_pp peers=[unbatched] utterances=4 beams=[8]",
     "flexctc_beam-word_graph": "strategy=flexctc_beam peers=[word_graph] beams=[4,16] many_phrases=0",
     "cuda_wfst-topologies": "strategy=cuda_wfst peers=[topologies] utterances=32",
     "cuda_wfst-flashlight_words": "strategy=cuda_wfst peers=[flashlight_words] utterances=32 threads=2",
