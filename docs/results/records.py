@@ -271,7 +271,7 @@ def with_figures(text: str, results: str = "results") -> str:
         written = WRITERS[form or names[0]](*(found[name][1] for name in names), *links)
         return f"<!-- records: {match[1]} -->\n{written}\n<!-- end -->"
 
-    return re.sub(r"<!-- records: ([\w -]+?) -->\n.*?\n<!-- end -->", replaced, text, flags=re.DOTALL)
+    return re.sub(r"<!-- records: ([\w -]+?) -->\n.*?<!-- end -->", replaced, text, flags=re.DOTALL)
 
 
 # Decoders of another search: rows are verified if ours has no more errors. Where it has, the page says so.
