@@ -56,7 +56,8 @@ RUNS = {
     "aes_pp-unbatched": "strategy=aes_pp peers=[unbatched] utterances=4 beams=[8]",
     "flexctc_beam-word_graph": "strategy=flexctc_beam peers=[word_graph] beams=[4,16] many_phrases=0",
     "cuda_wfst-topologies": "strategy=cuda_wfst peers=[topologies] utterances=32",
-    "cuda_wfst-flashlight_words": "strategy=cuda_wfst peers=[flashlight_words] utterances=32 threads=2",
+    "cuda_wfst-flashlight_words": "strategy=cuda_wfst peers=[flashlight_words] utterances=32 threads=2 "
+    "end_to_end=true encoder_precision=float32 encoder_layers=16 encoder_width=176",
     "paged_biglm-one_thread": "strategy=paged_biglm peers=[one_thread] utterances=32 threads=2 group_sizes=[] "
     "repeats=9",
     "scale-1m": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=1000000",
