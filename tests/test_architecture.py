@@ -211,11 +211,11 @@ CODE_BUDGETS = {
     "graph": 1569,
     "live": 1269,
     "lm": 1883,
-    "nemo_plugin": 3789,
+    "nemo_plugin": 3790,
     "search": 11190,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42268
+PACKAGE_LINES = 42269
 PACKAGE_FILES = 190
 TESTS_LINES = 38997
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

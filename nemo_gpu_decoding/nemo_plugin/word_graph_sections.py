@@ -13,6 +13,7 @@ from typing import Any
 from nemo.utils import logging
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.graph.csr import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.load import GraphOptions
@@ -81,7 +82,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
         ("overlapping", (None, True), "it pays for every phrase that occurs, overlapping or not"),
         ("whole_words", (None, True), "phrases of a word graph consist of whole words"),
-        ("phrase_share", (0.03,), "its bonuses do not come from the LM"),
+        ("phrase_share", (BoostingConfig.phrase_share,), "its bonuses do not come from the LM"),
     )
 }
 
