@@ -103,16 +103,11 @@ sys.exit(guarded("p", lambda: run_program("p", "", module, sys.argv[1:]), "__mai
 
 def test_names_are_utf_8_in_the_locale_c(tmp_path):
     (tmp_path / "\u00fc.txt").write_text("a b\n")
-    command = [
-        sys.executable,
-        "-m",
-        "nemo_gpu_decoding.cli.main",
-        "build-lm",
-        "text=\u00fc.txt",
-        "out=\u00f6",
-        "order=1",
-    ]
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
+    # -S: in the locale C, Python cannot read a .pth file that names a folder with non-ASCII letters
+    command = [sys.executable, "-S", "-m", "nemo_gpu_decoding.cli.main", "build-lm"]
+    command += ["text=\u00fc.txt", "out=\u00f6", "order=1"]
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": path}
     done = subprocess.run([*map(os.fsencode, command)], cwd=tmp_path, env=environment, capture_output=True)
     assert "n-grams written to \u00f6" in done.stderr.decode()
 
