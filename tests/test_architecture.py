@@ -217,7 +217,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42269
 PACKAGE_FILES = 190
-TESTS_LINES = 38992
+TESTS_LINES = 38994
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
