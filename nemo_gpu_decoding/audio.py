@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
@@ -69,51 +70,38 @@ def part_of(audio: AudioSource) -> AudioPart:
     return audio if isinstance(audio, AudioPart) else AudioPart(Path(audio), 0.0)
 
 
-def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
-    """Return the duration of an audio file or section in seconds, from the file's header.
+def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
+    """Check that floating-point samples are finite, and return the duration of a file or section in seconds.
 
     Args:
         name: name of the file for messages; None for its path.
 
     Raises:
-        ValueError: the file cannot be read as audio; the message shows a command that converts it.
+        ValueError: the file cannot be read as audio, and the message shows a command that converts it; or it has no
+            samples, or samples that are NaN or infinite.
         FieldError: the part begins after the end of the file.
     """
-    path, offset, duration, _ = part_of(audio)
+    part = part_of(audio)
+    name = name or str(part.path)
     try:
-        with Sound(path) as info:
-            pass
-        if offset and round(offset * info.samplerate) >= info.frames:
-            expected = f"a number < {info.frames / info.samplerate}, the seconds of {name or path}"
-            raise FieldError("offset", offset, expected)
-        rest = info.frames - round(offset * info.samplerate)
-        asked = rest if duration is None else round(duration * info.samplerate)
-        return float(min(rest, asked) / info.samplerate)
+        sound = Sound(part.path)
     except (RuntimeError, OSError) as error:
-        name, hint = name or str(path), ""
-        if Path(name).suffix.lower() in (".json", ".jsonl"):
+        hint, suffix = "", Path(name).suffix.lower()
+        if suffix in (".json", ".jsonl"):
             hint = f"; of a manifest it is manifest={name}"
-        elif Path(name).suffix.lower() not in (".wav", ".flac"):
+        elif suffix not in (".wav", ".flac"):
             hint = f"; convert it: ffmpeg -i {name} -ac 1 -ar 16000 {Path(name).with_suffix('.wav')}"
-        raise ValueError(f"{name}{part_of(audio).place} cannot be read as audio: {_reason(error)}{hint}") from error
-
-
-def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
-    """Check that floating-point samples are finite, and return the duration of the audio in seconds.
-
-    Raises:
-        ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
-    """
-    path, offset, *_ = part_of(audio)
-    name = name or str(path)
-    seconds = audio_seconds(audio, name)
-    if not seconds:
-        raise ValueError(f"{name}{part_of(audio).place} has no samples")
-    with Sound(path) as sound:
-        first, end = (round(time * sound.samplerate) for time in (offset, offset + seconds))
+        raise ValueError(f"{name}{part.place} cannot be read as audio: {_reason(error)}{hint}") from error
+    with sound:
+        first, count = sound.span_of(part)
+        if part.offset and first >= sound.frames:
+            expected = f"a number < {sound.frames / sound.samplerate}, the seconds of {name}"
+            raise FieldError("offset", part.offset, expected)
+        if not count:
+            raise ValueError(f"{name}{part.place} has no samples")
         if sound.subtype in _FLOATS:
             sound.seek(first)
-        while sound.subtype in _FLOATS and len(block := sound.read_channels(min(_BLOCK, end - sound.at))):
+        while sound.subtype in _FLOATS and len(block := sound.read_channels(min(_BLOCK, first + count - sound.at))):
             bad = np.argwhere(~np.isfinite(block))
             if len(bad):
                 index = sound.at - len(block) + int(bad[0][0])
@@ -121,7 +109,7 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
                     f"{name}: sample {index} is {block[tuple(bad[0])]}, expected finite samples; "
                     "repair the file or leave it out"
                 )
-    return seconds
+        return count / sound.samplerate
 
 
 def unreadable(files: Sequence[AudioSource]) -> list[str]:
@@ -172,6 +160,12 @@ class Sound:
         for part in self._parts:
             part.close()
 
+    def span_of(self, part: AudioPart) -> tuple[int, int]:
+        """Return the first sample of a section and the number of its samples."""
+        first = round(part.offset * self.samplerate)
+        rest = self.frames - first
+        return first, rest if part.duration is None else min(rest, round(part.duration * self.samplerate))
+
     def seek(self, frame: int) -> None:
         self.at = frame
         for part in self._parts:
@@ -214,14 +208,11 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
 
     begins = _beginnings(*file_key(path))
     try:
-        if len(begins) == 1:
-            sounds = [soundfile.SoundFile(str(path))]
-            if not sounds[0].frames:
-                sounds = [soundfile.SoundFile(_with_size(path.read_bytes()))]
-        else:
+        sounds = [soundfile.SoundFile(str(path))] if len(begins) == 1 else []
+        if not any(sound.frames for sound in sounds):
             content = path.read_bytes()
-            ends = [*begins[1:], len(content)]
-            sounds = [soundfile.SoundFile(_with_size(content[a:b])) for a, b in zip(begins, ends, strict=True)]
+            parts = [content[begin:end] for begin, end in pairwise([*begins, len(content)])]
+            sounds = [soundfile.SoundFile(_with_size(part)) for part in parts]
         if any(sound.frames >= 1 << 62 or (not sound.frames and path.stat().st_size > _HEADER) for sound in sounds):
             raise RuntimeError("its header has no length")
         if not all(sound.seekable() for sound in sounds):
@@ -364,17 +355,18 @@ class MonoReader(Sound):
     """
 
     def __init__(self, file: AudioSource, channel_selector: int | str | None) -> None:
-        path, offset, duration, _ = part_of(file)
+        part = part_of(file)
         self.name = str(file)
         try:
-            super().__init__(path)
-            if offset:
-                self.seek(round(offset * self.samplerate))
+            super().__init__(part.path)
+            first, count = self.span_of(part)
+            if first:
+                self.seek(first)
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{file} cannot be read as audio: {_reason(error)}") from error
         self._channel = channel_selector if isinstance(channel_selector, int) else None
-        self.rate, self.seconds = self.samplerate, self.frames / self.samplerate
-        self._left = sys.maxsize if duration is None else round(duration * self.rate)  # samples of the part
+        self.rate, self.seconds = self.samplerate, max(0, count) / self.samplerate
+        self._left = sys.maxsize if part.duration is None else round(part.duration * self.rate)  # samples of the part
         self._energies = np.zeros(2)  # energy of the average, and of all channels
         if self._channel is not None and self._channel >= self.channels:
             channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"

@@ -66,8 +66,7 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
     Raises:
         ValueError: neither or both are given, no file is found, a file is missing, or no file is audio.
     """
-    if (audio is None) == (manifest is None):
-        raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
+    check_one_given(audio, manifest)
     if manifest is not None:
         utterances = read_manifest(path_of(manifest))
     else:
@@ -75,6 +74,12 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
     if all(utterance.fault for utterance in utterances):
         raise ValueError(utterances[0].fault)
     return utterances
+
+
+def check_one_given(audio: Any, manifest: Any) -> None:
+    """Raise a ValueError unless exactly one of the options `audio` and `manifest` is given."""
+    if (audio is None) == (manifest is None):
+        raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
 
 
 def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, where: str = "") -> Utterance:

@@ -89,13 +89,10 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
     columns = list(zip(header, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [len(column) > 1 and all(map(_is_number, column[1:])) for column in columns]
+    forms = [f"{'>' if number else '<'}{width}" for number, width in zip(numeric, widths, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        aligned = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numeric, strict=True)
-        )
-        return "  ".join(aligned).rstrip()
+        return "  ".join(map(format, row, forms)).rstrip()
 
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, cells)])
 

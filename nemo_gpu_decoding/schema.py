@@ -91,6 +91,8 @@ def checked_options(cls: type[T]) -> type[T]:
     names = [field.name for field in fields if field.init]
     kinds = [field.type.__name__ if isinstance(field.type, type) else str(field.type) for field in fields]
     declared = [(field, kind, field.metadata.get("rule")) for field, kind in zip(fields, kinds, strict=True)]
+    # ranges that depend on other options are checked last
+    ordered = sorted(declared, key=lambda each: isinstance((each[2] or {}).get("high"), str))
 
     @wraps(create)
     def checked(self: Any, *args: Any, **options: Any) -> None:
@@ -99,18 +101,15 @@ def checked_options(cls: type[T]) -> type[T]:
                 hint, listed = did_you_mean(name, names), ", ".join(names)
                 raise TypeError(f"{cls.__name__}() has no option '{name}'{hint}; valid options: {listed}")
         create(self, *args, **options)
-        open_ended = []  # ranges that depend on other options
-        for field, kind, rule in declared:
+        for field, kind, rule in ordered:
             value = getattr(self, field.name)
             if rule and isinstance(rule.get("high"), str):
-                open_ended.append((field.name, value, kind, rule))
+                check_option(field.name, value, kind, {**rule, "high": getattr(self, rule["high"])})
             elif value is not field.default:
                 check_option(field.name, value, kind, rule)
                 if rule and "unused" in rule and value != field.default:
                     note = f", which has no effect here: {rule['unused']}"
                     raise FieldError(field.name, value, repr(field.default), note)
-        for name, value, kind, rule in open_ended:
-            check_option(name, value, kind, {**rule, "high": getattr(self, rule["high"])})
         if hasattr(self, "check_rules"):
             self.check_rules()
         for field, _, rule in declared:

@@ -127,18 +127,13 @@ def as_json(value: Any) -> dict[str, Any]:
 
 def of_json(row: Mapping[str, Any]) -> Transcript:
     """Return the transcript that `as_json` converted to this JSON object, for `json.loads(object_hook=...)`."""
-    places = (
+    places = tuple(
         Place(index, start, end, tuple(WordOption(*option) for option in options))
         for index, start, end, options in row["alternatives"]
     )
-    more = {
-        "words": _words(row["words"]),
-        "n_best": tuple(Alternative(*alternative) for alternative in row["n_best"]),
-        "segments": (),
-        "alternatives": tuple(places),
-        "phrases": tuple(BoostedPhrase(*phrase) for phrase in row["phrases"]),
-    }
-    return Transcript(**{**row, **more})
+    kinds: dict[str, Any] = {"n_best": Alternative, "phrases": BoostedPhrase}
+    lists = {name: tuple(kind(*item) for item in row[name]) for name, kind in kinds.items()}
+    return Transcript(**{**row, **lists, "words": _words(row["words"]), "segments": (), "alternatives": places})
 
 
 def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:

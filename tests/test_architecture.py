@@ -202,20 +202,20 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # ---------------------- Budgets: the package, its tests and its docs grow on purpose or not at all
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 2020,
-    "cli": 2087,
-    "cluster": 447,
+    "(root)": 2008,
+    "cli": 2065,
+    "cluster": 431,
     "compat": 995,
-    "cuda": 956,
+    "cuda": 948,
     "fusion": 2171,
     "graph": 1569,
-    "live": 1269,
+    "live": 1250,
     "lm": 1883,
-    "nemo_plugin": 3790,
+    "nemo_plugin": 3788,
     "search": 11190,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42269
+PACKAGE_LINES = 42183
 PACKAGE_FILES = 190
 TESTS_LINES = 38994
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.container import written_whole
+from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.metrics import PhraseWords
 from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
@@ -107,8 +107,7 @@ def run(options: AliasesOptions) -> int:
     ordinary = [utterance.text for utterance in spoken] if options.manifest else list(options.sentences)
     ordinary += texts
     chosen = choose(phrases, counts, ordinary, options.most, options.min_count)
-    with written_whole(out) as path:
-        path.write_text("".join(f"{line_of(phrase)}\n" for phrase in chosen), encoding="utf-8")
+    write_text(out, "".join(f"{line_of(phrase)}\n" for phrase in chosen))
     for phrase, with_aliases in zip(phrases, chosen, strict=True):
         new = with_aliases.aliases[len(phrase.aliases) :]
         shown = [f"{alias} ({counts[phrase.text][alias]})" for alias in new]
@@ -119,12 +118,11 @@ def run(options: AliasesOptions) -> int:
 def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
     """Yield the recordings of the manifest, or recordings that speech synthesis commands write to `folder`."""
     if options.manifest is not None:
-        from nemo_gpu_decoding.manifest import read_manifest, references_of, usable
+        from nemo_gpu_decoding.manifest import read_manifest, usable
 
-        utterances = usable(read_manifest(Path(decoding.existing_file("manifest", options.manifest))))
         names = tuple(phrase.text for phrase in phrases)
-        for utterance, text in zip(utterances, references_of(utterances), strict=True):
-            yield Spoken(utterance.audio, text, names)
+        for utterance in usable(read_manifest(Path(decoding.existing_file("manifest", options.manifest)))):
+            yield Spoken(utterance.audio, utterance.text or "", names)
         return
     wanted = [
         (phrase.text, sentence.replace(PLACE, phrase.text), command)

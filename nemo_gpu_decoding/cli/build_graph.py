@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import MISSING
 from tqdm import tqdm
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.plain_text import format_table, read_lines
@@ -72,10 +73,8 @@ class BuildGraphOptions:
         if (self.model is None) == (self.tokenizer is None):
             raise ValueError("give either model=... or tokenizer=FILE: their tokens spell the words")
         if self.lexicon is not None and self.segmentations > 1:
-            raise ValueError(
-                f"segmentations is {self.segmentations} with a lexicon, expected 1: the lexicon lists "
-                "all spellings of its words"
-            )
+            expected = "1: the lexicon lists all spellings of its words"
+            raise FieldError("segmentations", self.segmentations, expected, "with a lexicon")
 
 
 OPTIONS = BuildGraphOptions
@@ -141,15 +140,11 @@ def vocabulary_of(
 def vocabulary_of_file(name: str) -> Vocabulary:
     """Return the vocabulary of a SentencePiece model (*.model) or of a text file with one piece per line."""
     file = Path(existing_file("tokenizer", name))
-    if file.suffix != ".model":
-        return _listed_pieces(file)
-    try:
-        return Vocabulary.from_sentencepiece(file)
-    except (RuntimeError, OSError) as error:
-        raise ValueError(f"tokenizer={file} cannot be read as a SentencePiece model: {error}") from error
-
-
-def _listed_pieces(file: Path) -> Vocabulary:
+    if file.suffix == ".model":
+        try:
+            return Vocabulary.from_sentencepiece(file)
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"tokenizer={file} cannot be read as a SentencePiece model: {error}") from error
     sibling = file.with_name("tokenizer.model")
     if file.name == "vocab.txt" and sibling.is_file():
         raise ValueError(

@@ -221,18 +221,20 @@ def keys_of(config: DictConfig) -> dict[str, str]:
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
-def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
+def decoding_config(
+    strategy: str | None, preset: str | None, options: Mapping[str, Any], head: str = "ctc"
+) -> DictConfig:
     """Return NeMo's `decoding` section, made from a preset and from the options that are not None.
 
     If `preset` is None, the strategy's shipped preset is used, adapted to an LM and phrases if they are given. If
-    `strategy` is None, the preset's strategy is used or, if `preset` is None too, flexctc_beam.
+    `strategy` is None, the preset's strategy is used or, if `preset` is None too, the default of the model's head.
 
     Raises:
         ValueError: the preset cannot be read, a file that an option names does not exist, or an option
             has no effect with the strategy.
     """
     if preset is None:
-        config = _shipped_config(strategy or DEFAULT_STRATEGY["ctc"], options)
+        config = _shipped_config(strategy or DEFAULT_STRATEGY[head], options)
     else:
         config = load_preset(preset)
     if strategy is not None:
@@ -277,10 +279,7 @@ def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> 
         head: the model's head, which decides the strategy if neither options nor preset do.
         n_best: hypotheses per utterance.
     """
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = DEFAULT_STRATEGY[head]
-    config = decoding_config(strategy, options.preset, vars(options) | changed)
+    config = decoding_config(options.strategy, options.preset, vars(options) | changed, head)
     section = section_of(str(config.strategy))
     for key, value in {"return_best_hypothesis": False, "n_best": n_best}.items() if n_best > 1 else ():
         OmegaConf.update(config, f"{section}.{key}", value, force_add=True)

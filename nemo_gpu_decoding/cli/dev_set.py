@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
 
 
-@dataclass(frozen=True)
-class PaddedBatch:
+class PaddedBatch(NamedTuple):
     """The encoder outputs of up to `BATCH` utterances, padded to one length."""
 
     # [B, T, V + 1] log-probs, natural log; for transducers [B, T, D] encoder output
@@ -61,7 +60,7 @@ class DevSet:
         """
         results: list[NBest] = []
         for batch in self.batches:
-            results += decoder.decode(batch.inputs, batch.lengths)
+            results += decoder.decode(*batch)
         if second is not None:
             from nemo_gpu_decoding.search.rescoring import rescored
 
@@ -70,10 +69,8 @@ class DevSet:
         return tuple(nbest.texts(text_of)[0] for nbest in results)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
-        return Score(
-            metrics.word_errors(self.references, texts),
-            metrics.phrase_score(self.references, texts, phrases) if phrases else None,
-        )
+        found = metrics.phrase_score(self.references, texts, phrases) if phrases else None
+        return Score(metrics.word_errors(self.references, texts), found)
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,13 @@ def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, 
     Args:
         dtype: type of the stored output; float16 halves the memory and rounds to three digits.
     """
-    references = references_of(utterances)
     files = [utterance.audio for utterance in utterances]
     outputs = head.encoded(files, batch_size=batch_size)
     shown = tqdm(outputs, total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
     arrays, texts = zip(*((encoded.inputs, encoded.greedy_text) for encoded in shown), strict=True)
     return DevSet(
         batches=tuple(_pad(arrays[i : i + BATCH], dtype) for i in range(0, len(arrays), BATCH)),
-        references=tuple(references),
+        references=tuple(references_of(utterances)),
         greedy_texts=texts,
         audio_seconds=sum(utterance.duration for utterance in utterances),
     )

@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -139,12 +140,9 @@ def nemo_fact() -> Fact:
 
 def registration_fact() -> Fact:
     """Return whether NeMo registers the strategies by itself, without a call of `register()`."""
-    try:
-        is_found = importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None
-    except ModuleNotFoundError:
-        is_found = False
-    if is_found:
-        return Fact("plugin", "registers itself when NeMo is imported")
+    with suppress(ModuleNotFoundError):
+        if importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None:
+            return Fact("plugin", "registers itself when NeMo is imported")
     return Fact("plugin", "does not register itself", "call nemo_gpu_decoding.register()")
 
 

@@ -107,14 +107,14 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 
-    if options.model is None and options.tokenizer is None:
-        order = 3 if options.order is None else options.order
-        return estimate_ngram_lm(sentences(files, None), order, min_counts=min_counts)
-    vocabulary = vocabulary_of(options.model, options.tokenizer, options.source_lang, None)
-    symbols = [nemo_symbol(token) for token in range(len(vocabulary))]
-    order = 6 if options.order is None else options.order
+    vocabulary: Vocabulary | None = None
+    symbols, order = None, 3
+    if options.model is not None or options.tokenizer is not None:
+        vocabulary, order = vocabulary_of(options.model, options.tokenizer, options.source_lang, None), 6
+        symbols = [nemo_symbol(token) for token in range(len(vocabulary))]
+    order = order if options.order is None else options.order
     arpa = estimate_ngram_lm(sentences(files, vocabulary), order, symbols=symbols, min_counts=min_counts)
-    return replace(arpa, tokenizer=vocabulary.fingerprint)
+    return arpa if vocabulary is None else replace(arpa, tokenizer=vocabulary.fingerprint)
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:

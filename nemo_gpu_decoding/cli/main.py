@@ -144,13 +144,8 @@ class _Lasting:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> Any:
-        return self._going_on(self._stream.write, text)
-
-    def flush(self) -> Any:
-        return self._going_on(self._stream.flush)
+        found = getattr(self._stream, name)
+        return partial(self._going_on, found) if name in ("write", "flush") else found
 
     def _going_on(self, method: Callable[..., Any], *arguments: str) -> Any:
         try:

@@ -79,9 +79,7 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
     rest = [argument for argument in arguments if positional and "=" not in argument and not argument.startswith("-")]
     if positional and rest:
         _set(config, positional, rest, options[positional])
-    for argument in arguments:
-        if argument in rest:
-            continue
+    for argument in [given for given in arguments if given not in rest]:
         key, value = _split(argument, options)
         top = key.split(".", 1)[0]
         if top not in options or (key != top and not isinstance(config._get_node(top), DictConfig)):
@@ -207,10 +205,8 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 def _read_value(options_class: type, key: str, value: str) -> Any:
     """Return an option's value: text (`audio=*.wav`) unchanged, others read as YAML; lists may omit their brackets."""
     hint = get_type_hints(options_class).get(key)
-    if hint is str:
-        return value
-    if hint == str | None:
-        return None if value == "null" else value
+    if hint in (str, str | None):
+        return None if value == "null" and hint is not str else value
     if key in FILES or key.startswith("lms."):
         return _names(value)
     try:

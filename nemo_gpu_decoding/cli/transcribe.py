@@ -146,11 +146,9 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
                 raise ValueError(f"subtitles={','.join(self.subtitles)} needs a file as out, or none, not a folder")
             return
         for field in fields(PartitionOptions):
-            if getattr(self, field.name) != field.default:
-                raise ValueError(
-                    f"{field.name}={getattr(self, field.name)} is for partitions, out is {self.out!r}, expected a "
-                    "folder or URL that ends with /"
-                )
+            if (value := getattr(self, field.name)) != field.default:
+                given = f"{field.name}={value} is for partitions, out is {self.out!r}"
+                raise ValueError(f"{given}, expected a folder or URL that ends with /")
 
     @property
     def is_partitioned(self) -> bool:

@@ -204,8 +204,7 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
         return decoding.DEFAULT_STRATEGY[default_head]
     strategy = str(load_preset(options.preset).strategy)
     if strategy not in STRATEGIES:
-        expected = ", ".join(STRATEGIES)
-        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {expected}")
+        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {', '.join(STRATEGIES)}")
     return strategy
 
 

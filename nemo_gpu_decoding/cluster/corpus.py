@@ -32,7 +32,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from nemo_gpu_decoding.container import written_whole
-from nemo_gpu_decoding.manifest import FAULT, find_audio, located, numbered_rows, part_in
+from nemo_gpu_decoding.manifest import FAULT, check_one_given, find_audio, located, numbered_rows, part_in
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.transcript import one_line
 
@@ -48,6 +48,10 @@ class Partition(NamedTuple):
     num_bytes: int
     rows: int
     seconds: float  # of audio, by the manifest; 0 if unknown
+
+    def file(self, kind: str) -> str:
+        """Return the name of the partition's file: its transcripts (jsonl) or its marker (done)."""
+        return f"part-{self.number:05d}.{kind}"
 
 
 class Corpus(NamedTuple):
@@ -66,8 +70,7 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
         manifest: a path or URL, a pattern, or a list of them.
         tarred_audio: tar files with the audio of the manifests.
     """
-    if (audio is None) == (manifest is None):
-        raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
+    check_one_given(audio, manifest)
     if tarred_audio is not None and manifest is None:
         raise ValueError(f"tarred_audio={tarred_audio} needs the manifest of the tar files, manifest is null")
     if audio is not None:
@@ -132,30 +135,20 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
     A partition ends when it has `partition_seconds` of audio, and at the end of its manifest or tar file.
     """
     partitions: list[Partition] = []
-    position = begin = rows = 0
-    seconds = 0.0
-    before: tuple[int, str | None] | None = None  # manifest and tar of the previous row
-
-    def cut() -> None:
-        nonlocal begin, rows, seconds
-        if rows and before is not None:
-            partition = Partition(len(partitions), before[0], begin, position - begin, rows, round(seconds, 3))
-            partitions.append(partition)
-        begin, rows, seconds = position, 0, 0.0
-
+    last, last_tar = Partition(0, -1, 0, 0, 0, 0.0), ""  # of the previous row
     for shard, row in _rows(corpus):
-        tar = row["audio"] if "member" in row else None
-        is_full = tar is None and (seconds >= partition_seconds or rows >= MAX_ROWS)
-        if before != (shard, tar) or is_full:
-            cut()
-        before = shard, tar
-        position += sink.write(json.dumps(row).encode() + b"\n")
-        rows += 1
-        seconds += row["seconds"]
-    cut()
+        tar = row["audio"] if "member" in row else ""
+        is_full = not tar and (last.seconds >= partition_seconds or last.rows >= MAX_ROWS)
+        if (shard, tar) != (last.shard, last_tar) or is_full:
+            last = Partition(len(partitions), shard, last.begin + last.num_bytes, 0, 0, 0.0)
+            partitions.append(last)
+        last_tar = tar
+        num_bytes, seconds = sink.write(json.dumps(row).encode() + b"\n"), last.seconds + row["seconds"]
+        last = last._replace(num_bytes=last.num_bytes + num_bytes, rows=last.rows + 1, seconds=seconds)
+        partitions[-1] = last
     if not partitions:
         raise ValueError(f"manifest={', '.join(corpus.manifests)} has no lines")
-    return partitions
+    return [partition._replace(seconds=round(partition.seconds, 3)) for partition in partitions]
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -282,12 +275,6 @@ class Folder(NamedTuple):
         fs, path = url_to_fs(self.url)
         return DirFileSystem(path, fs)
 
-    def partition_file(self, partition: Partition) -> str:
-        return f"part-{partition.number:05d}.jsonl"
-
-    def marker_file(self, partition: Partition) -> str:
-        return f"part-{partition.number:05d}.done"
-
     def names(self) -> set[str]:
         """Return the names of the files in the folder, or none if the folder does not exist."""
         fs = self.fs
@@ -363,23 +350,20 @@ def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: 
 
 def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
     """Raise a ValueError that names the first option that differs from the options of the run to resume."""
-    now = json.loads(json.dumps(given))  # in the form of the file
-    for name in sorted(now.keys() | run["options"].keys()):
-        old, new = run["options"].get(name), now.get(name)
-        if old != new:
-            raise ValueError(
-                f"out={folder.url} holds a run with {name}={_shown(old)}, this one has {name}={_shown(new)}; "
-                "expected the same, or another folder"
-            )
+    before, now = run["options"], json.loads(json.dumps(given))  # in the form of the file
+    changes = [
+        f"with {name}={_shown(old)}, this one has {name}={_shown(new)}; expected the same, or another folder"
+        for name in sorted(now.keys() | before.keys())
+        if (old := before.get(name)) != (new := now.get(name))
+    ]
     for old, new in zip(run["shards"], shards, strict=False):
         if old != new:
             changed = "its content has changed" if old[0] == new[0] else f"this one has {new[0]}"
-            raise ValueError(f"out={folder.url} holds a run of {old[0]}, {changed}; expected the same corpus")
+            changes.append(f"of {old[0]}, {changed}; expected the same corpus")
     if len(run["shards"]) != len(shards):
-        raise ValueError(
-            f"out={folder.url} holds a run of {len(run['shards'])} manifests, this one has {len(shards)}; "
-            "expected the same corpus"
-        )
+        changes.append(f"of {len(run['shards'])} manifests, this one has {len(shards)}; expected the same corpus")
+    if changes:
+        raise ValueError(f"out={folder.url} holds a run {changes[0]}")
 
 
 def _shown(value: Any) -> str:

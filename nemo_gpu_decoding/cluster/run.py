@@ -96,8 +96,8 @@ class Worker(Transcriber):
                     row |= {"manifest": shard, "line": audio[n][0]["line"]}
                     written[n] = json.dumps(row, ensure_ascii=False) + "\n"
         totals.work = round(time.perf_counter() - started, 3)
-        self.folder.write(self.folder.partition_file(partition), "".join(written[n] for n in sorted(written)).encode())
-        self.folder.write_json(self.folder.marker_file(partition), vars(totals))
+        self.folder.write(partition.file("jsonl"), "".join(written[n] for n in sorted(written)).encode())
+        self.folder.write_json(partition.file("done"), vars(totals))
         return totals
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
@@ -116,11 +116,10 @@ class Worker(Transcriber):
 
 def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
     """Return an utterance whose `fault` is the error of its audio, if the audio cannot be read."""
-    row = entry["row"]
+    row = {FAULT: file, **entry["row"]} if isinstance(file, str) else entry["row"]
     utterance = opened(row["audio_filepath"], AudioPart(Path(file), *part_in(row)), row, f"line {entry['line']}")
-    fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)
-    if fault:
-        utterance = replace(utterance, duration=entry["seconds"], fault=one_line(ValueError(fault)))
+    if utterance.fault:
+        utterance = replace(utterance, duration=entry["seconds"], fault=one_line(ValueError(utterance.fault)))
     return utterance
 
 
@@ -174,7 +173,7 @@ def transcribe_corpus(
 def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
     """Return the totals of all finished partitions, which have a marker."""
     names = folder.names()
-    markers = [folder.marker_file(partition) for partition in partitions]
+    markers = [partition.file("done") for partition in partitions]
     return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
 
 
@@ -264,8 +263,7 @@ def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
     """Return a table of utterances, hours and error rates, with a row per manifest and a row for all of them."""
     rate = _sum(totals).rate_name
     header = ["manifest", "utterances", "hours", "errors", f"{rate} %", UNITS[rate], "sub", "del", "ins"]
-    named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
-    rows = [_summary_row(name, partitions) for name, partitions in named]
+    rows = [_summary_row(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     if len(rows) > 1:
         rows.append(_summary_row("all", totals))
     shown = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]

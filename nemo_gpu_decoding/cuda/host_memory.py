@@ -7,6 +7,7 @@ the container's limit. This module therefore also reads the limits of the proces
 from __future__ import annotations
 
 import mmap
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,25 +36,19 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
 
 
 def _available(root: Path) -> int | None:
-    for line in _read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    found = re.search(r"^MemAvailable:\s*(\d+)", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
     """Yield the existing folders of the control groups that limit this process: its own and all parents."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top = root / "sys/fs/cgroup"
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-        else:
-            continue
-        own = top / path.lstrip("/")
-        yield own
-        yield from (folder for folder in own.parents if folder == top or top in folder.parents)
+        if controllers == "" or "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+            own = top / path.lstrip("/")
+            yield own
+            yield from (folder for folder in own.parents if folder == top or top in folder.parents)
 
 
 def _left_of(group: Path) -> int | None:

@@ -76,11 +76,10 @@ def _includes(module: ModuleType, body: list[ast.stmt]) -> list[str]:
     package = __name__.split(".")[0] + "."
     found = []
     for node in body:
-        name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if name.startswith(package) and isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(package):
             values = [getattr(module, alias.asname or alias.name) for alias in node.names]
             if any(isinstance(value, np.dtype) and value.fields for value in values):
-                found.append(f'#include "{name.removeprefix(package).replace(".", "/")}.cuh"')
+                found.append(f'#include "{node.module.removeprefix(package).replace(".", "/")}.cuh"')
     return found
 
 

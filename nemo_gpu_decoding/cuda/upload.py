@@ -75,21 +75,19 @@ class Exchange:
     def __init__(
         self, arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], device: torch.device, new: Any = torch.zeros
     ) -> None:
-        self._begins: dict[str, int] = {}
-        ends: dict[str, int] = {}
+        places: dict[str, slice] = {}
         size = 0
         for name, (dtype, shape) in arrays.items():
-            self._begins[name], size = size, size + int(np.prod(shape)) * dtype.itemsize
-            ends[name] = size
-            size = -(-size // ALIGNMENT) * ALIGNMENT
+            places[name] = slice(size, size + int(np.prod(shape)) * dtype.itemsize)
+            size = -(-places[name].stop // ALIGNMENT) * ALIGNMENT
+        self._begins = {name: place.start for name, place in places.items()}
         self._device = new(size, dtype=torch.uint8, device=device)
         self._host = new(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.on_device: dict[str, torch.Tensor] = {}
         self.on_host: dict[str, np.ndarray] = {}
         for name, (dtype, shape) in arrays.items():
-            part = slice(self._begins[name], ends[name])
-            self.on_host[name] = self._host[part].numpy().view(dtype).reshape(shape)
-            kernels = self._device[part]
+            self.on_host[name] = self._host[places[name]].numpy().view(dtype).reshape(shape)
+            kernels = self._device[places[name]]
             plain = None if dtype.fields else torch.from_numpy(np.empty(0, dtype)).dtype
             self.on_device[name] = kernels.view(plain).view(shape) if plain else kernels.view(*shape, dtype.itemsize)
         self._parts: dict[tuple[str | None, str | None], tuple[torch.Tensor, torch.Tensor]] = {}

@@ -137,15 +137,12 @@ class Batcher:
             if len(batch) == self.batch_size:
                 break
             try:
-                if not session.is_ready:
-                    continue
-                self.sessions[number] = self.sessions.pop(number)
-                chunk = session.take()
+                if session.is_ready:
+                    self.sessions[number] = self.sessions.pop(number)
+                    if (chunk := session.take()) is not None:
+                        batch.append((session, chunk))
             except Exception as error:
                 self.crash(session, error)
-                continue
-            if chunk is not None:
-                batch.append((session, chunk))
         self._forget()
         return batch
 
@@ -170,18 +167,14 @@ class Batcher:
         self.metrics.step_streams.observe(len(batch))
         for (session, chunk), step in zip(batch, steps, strict=True):
             try:
-                self._receive(session, chunk, step)
+                seconds = session.receive(chunk, step)
+                self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
+                self.metrics.finals.inc(step.final is not None)
+                if step.partial is not None:
+                    self.metrics.partial_seconds.observe(seconds)
             except Exception as error:
                 self.crash(session, error)
         self._forget()
-
-    def _receive(self, session: Session, chunk: Chunk, step: StepOutput) -> None:
-        seconds = session.receive(chunk, step)
-        self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
-        if step.final is not None:
-            self.metrics.finals.inc()
-        if step.partial is not None:
-            self.metrics.partial_seconds.observe(seconds)
 
     def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
         """Run a step in the recognizer's thread; return any exception, also SystemExit, which would end the thread."""

@@ -42,10 +42,8 @@ class StreamProgress:
 
     def check_rules(self) -> None:
         if self.trailing_silence > self.utterance_length:
-            raise ValueError(
-                f"trailing_silence is {self.trailing_silence}, expected at most "
-                f"{self.utterance_length} (utterance_length)"
-            )
+            expected = f"at most {self.utterance_length} (utterance_length)"
+            raise FieldError("trailing_silence", self.trailing_silence, expected)
 
     @property
     def contains_speech(self) -> bool:
@@ -155,11 +153,9 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
     """
     if not 0 < frame_seconds < math.inf:
         raise ValueError(f"frame_seconds is {frame_seconds}, expected a finite number > 0")
-    if relative_cost is None:
-        known = partial.relative_cost
-        relative_cost = math.inf if known is None else known
+    cost = next(cost for cost in (relative_cost, partial.relative_cost, math.inf) if cost is not None)
     silent = trailing_blank_frames(partial)
-    return StreamProgress(partial.num_frames * frame_seconds, silent * frame_seconds, relative_cost)
+    return StreamProgress(partial.num_frames * frame_seconds, silent * frame_seconds, cost)
 
 
 def trailing_blank_frames(partial: NBest) -> int:

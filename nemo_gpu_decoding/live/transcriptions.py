@@ -290,26 +290,17 @@ def _response(
         text += ("" if is_continued else " ") + final["text"]
         segments.append(_segment(len(segments), final, segments, seconds))
     if upload.is_streamed:
-        events = [
-            {"type": "transcript.text.delta", "delta": text},
-            {"type": "transcript.text.done", "text": text} | notes,
-        ]
+        done = {"type": "transcript.text.done", "text": text, **notes}
+        events = [{"type": "transcript.text.delta", "delta": text}, done]
         body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
         return Response(body, media_type="text/event-stream")
     if upload.response_format == "json":
         return JSONResponse({"text": text, **notes})
     if upload.response_format == "verbose_json":
-        content: dict[str, Any] = {
-            "task": "transcribe",
-            "language": upload.options.get("language", ""),
-            "duration": seconds,
-        }
-        content |= {"text": text, **notes}
-        if "segment" in upload.granularities:
-            content["segments"] = segments
-        if "word" in upload.granularities:
-            content["words"] = [word.shown() for word in words]
-        return JSONResponse(content)
+        language, lists = upload.options.get("language", ""), {"segment": segments, "word": [w.shown() for w in words]}
+        content = {"task": "transcribe", "language": language, "duration": seconds, "text": text, **notes}
+        listed = {f"{name}s": entries for name, entries in lists.items() if name in upload.granularities}
+        return JSONResponse(content | listed)
     spoken = Transcript(text, words=tuple(words))
     return PlainTextResponse(
         f"{text}\n" if upload.response_format == "text" else subtitles([spoken], upload.response_format, LINE_PAUSE)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from nemo_gpu_decoding.audio import AudioPart, AudioSource, MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.audio import AudioPart, AudioSource, MonoReader, open_wav
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.search.result import Place
@@ -61,9 +61,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
         windows = _Windows(reader, position, core, context)
         tokens: list[tuple[int, int, int]] = []
         loudness: list[np.ndarray] = []
-        bar = tqdm(
-            total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
-        )
+        bar = tqdm(total=reader.seconds, unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None)
         with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
             for batch in grouped(windows, batch_size):
                 names = [Path(folder) / f"{n}.wav" for n in range(len(batch))]
