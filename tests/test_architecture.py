@@ -205,17 +205,17 @@ CODE_BUDGETS = {
     "(root)": 2008,
     "cli": 2065,
     "cluster": 431,
-    "compat": 995,
+    "compat": 965,
     "cuda": 948,
-    "fusion": 2171,
-    "graph": 1569,
+    "fusion": 2111,
+    "graph": 1546,
     "live": 1250,
-    "lm": 1883,
+    "lm": 1846,
     "nemo_plugin": 3788,
     "search": 11190,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42183
+PACKAGE_LINES = 41996
 PACKAGE_FILES = 190
 TESTS_LINES = 38994
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

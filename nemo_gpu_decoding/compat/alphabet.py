@@ -6,10 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
+from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary, WordSpan
 
 BLANK, SPACE = "", " "
 MOST_SPELLINGS = 3  # of a word in pieces; the model's own tokenizer is not known
@@ -17,14 +16,6 @@ UNK_TOKEN, UNK_BPE_TOKEN = "⁇", "▁⁇▁"
 SPECIAL_TOKEN_PTN = re.compile(r"[<\[].+[>\]]")
 BLANK_TOKEN_PTN = re.compile(r"[<\[]pad[>\]]$", re.IGNORECASE)
 UNK_TOKEN_PTN = re.compile(r"[<\[]unk[>\]]$", re.IGNORECASE)
-
-
-class Word(NamedTuple):
-    """A word of a token sequence; the tokens [first, end) spell it."""
-
-    text: str
-    first: int
-    end: int
 
 
 class Alphabet:
@@ -150,21 +141,21 @@ class Alphabet:
         """Return the text of a token sequence, with single spaces between words."""
         return SPACE.join(filter(None, "".join(map(self._spaced.__getitem__, tokens)).split(SPACE)))
 
-    def words(self, tokens: Sequence[int]) -> Iterator[Word]:
+    def words(self, tokens: Sequence[int]) -> Iterator[WordSpan]:
         """Yield the words that a token sequence spells, except empty words."""
         text, first, breaks = "", 0, False
         for i, token in enumerate(tokens):
             piece = self.pieces[token]
             if self.breaks(token) or breaks:
                 if text:
-                    yield Word(text, first, i)
+                    yield WordSpan(text, first, i)
                 text, first = "", i
             breaks = self.is_bpe and piece.endswith(WORD_START)
             if not text:
                 first = i
             text += piece.strip(WORD_START) if self.is_bpe else piece.strip(SPACE)
         if text:
-            yield Word(text, first, len(tokens))
+            yield WordSpan(text, first, len(tokens))
 
 
 @lru_cache(maxsize=1 << 16)

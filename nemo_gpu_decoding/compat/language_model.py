@@ -23,7 +23,6 @@ If unknown words paid only at their ends, they would first displace words of the
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -40,7 +39,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_number
 from nemo_gpu_decoding.compat.alphabet import MOST_SPELLINGS, Alphabet, spellings
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.automaton import Arc, BackoffAutomaton, Columns
 from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words, with_warning
 from nemo_gpu_decoding.graph.csr import INFINITE, GraphArrays, WordGraph, arc_sources
 from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, read_grammar
@@ -89,9 +88,8 @@ class LanguageModel:
         if given and self.unigrams is None:
             shown = f"e.g. {next(iter(given))!r} against {next(iter(self.words), None)!r}"
             logger.warning("unigrams and %s have no word in common, %s: all words are known", self.path, shown)
-        self._graphs: dict[tuple[Any, ...], WordGraph] = {}
-        self._bonuses: dict[tuple[Any, ...], BackoffAutomaton] = {}
-        self._weighted: tuple[Any, WordGraph | None] = None, None  # the last weights, and the graph with them
+        self._graph, self._bonuses = lru_cache(None)(self._build), lru_cache(maxsize=8)(self._automaton)
+        self._weighted = lru_cache(maxsize=1)(self._weigh)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle path, words and weights only; a copy builds its word graph again."""
@@ -115,12 +113,9 @@ class LanguageModel:
 
     def graph(self, alphabet: Alphabet) -> WordGraph:
         """Return the word graph of the LM; it accepts out-of-vocabulary words if the LM has <unk>."""
-        key = (alphabet.pieces, alphabet.is_bpe, self.score_boundary)
-        if key not in self._graphs:
-            self._graphs[key] = self._build(alphabet)
-        return self._graphs[key]
+        return self._graph(alphabet, self.score_boundary)
 
-    def _build(self, alphabet: Alphabet) -> WordGraph:
+    def _build(self, alphabet: Alphabet, boundaries: bool) -> WordGraph:
         words, vocabulary = listed_words(self.path), alphabet.vocabulary
         if are_tokens(words, vocabulary):
             shown = ", ".join(map(repr, words[:3]))
@@ -133,7 +128,7 @@ class LanguageModel:
         beginning = alphabet.unknown_word_tokens if is_open else ()
         lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator, beginning)
         unknown = OpenVocabulary(0.0, 0.0) if is_open else None
-        recipe = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary)
+        recipe = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=boundaries)
         graph = with_warning(recipe.load(), str(self.path))
         return with_piece_labels(graph) if is_open else graph
 
@@ -159,29 +154,22 @@ class LanguageModel:
         Args:
             hotwords: words -> bonus, natural log; words that the LM lacks are spelled.
         """
-        graph = self.graph(alphabet)
-        key = (*self._checked_weights(), id(graph), frozenset(hotwords.items()))
-        if key not in self._bonuses:
-            while len(self._bonuses) >= 8:
-                self._bonuses.pop(next(iter(self._bonuses)))
-            self._bonuses[key] = self._automaton(alphabet, graph, hotwords)
-        return self._bonuses[key]
+        return self._bonuses(alphabet, self._checked_weights(), tuple(hotwords.items()))
 
     def weighted_graph(self, alphabet: Alphabet) -> WordGraph:
         """Return the word graph for utterances without hotwords; its costs contain alpha and the bonuses of words."""
-        key = (*self._checked_weights(), self.score_boundary, alphabet)
-        last, found = self._weighted
-        if found is None or key != last:
-            graph = self.graph(alphabet)
-            found = weighted_graph(graph, self._word_bonuses(graph), self._penalty, self.alpha)
-            self._weighted = key, found
-        return found
+        return self._weighted(alphabet, self._checked_weights())
+
+    def _weigh(self, alphabet: Alphabet, weights: tuple[float, ...]) -> WordGraph:
+        graph = self.graph(alphabet)
+        return weighted_graph(graph, self._word_bonuses(graph), self._penalty, self.alpha)
 
     def _checked_weights(self) -> tuple[float, ...]:
+        """Return all weights, on which what is kept depends."""
         for name in ("alpha", "beta", "unk_score_offset"):
             check_number(name, getattr(self, name), negative=name != "alpha")
         check_bool("score_boundary", self.score_boundary)
-        return self.alpha, self.beta, self.unk_score_offset
+        return self.alpha, self.beta, self.unk_score_offset, self.score_boundary
 
     @property
     def _penalty(self) -> float:
@@ -198,10 +186,13 @@ class LanguageModel:
                     weights[label] += self._penalty
         return weights
 
-    def _automaton(self, alphabet: Alphabet, graph: WordGraph, hotwords: Mapping[str, float]) -> BackoffAutomaton:
+    def _automaton(
+        self, alphabet: Alphabet, of_lm: tuple[float, ...], hotwords: tuple[tuple[str, float], ...]
+    ) -> BackoffAutomaton:
+        graph = self.graph(alphabet)
         weights = self._word_bonuses(graph)
         unlisted: dict[tuple[int, ...], float] = {}
-        for word, bonus in hotwords.items():
+        for word, bonus in hotwords:
             if word in graph.word_ids:
                 weights[graph.word_ids[word]] += bonus
             elif graph.pieces is not None:
@@ -252,7 +243,6 @@ OUTSIDE, ENTERED, INSIDE = 0, 1, 2
 # What an unknown word pays at first, natural log: less than the default beam, so that an unknown word that begins like
 # a word of the LM stays in the beam until the sound tells them apart.
 MOST_ENTRY = 8.0
-Arc = tuple[int, float, int]  # label, weight, target
 Hotwords = Mapping[tuple[int, ...], float]  # the tokens of a word -> its bonus
 
 
@@ -289,7 +279,8 @@ def bonus_automaton(
             finals.append(due)
         begun = {label for label, _, _ in arcs[ENTERED]}
         arcs[ENTERED] += [(label, entry, INSIDE) for label in pieces if label not in begun]
-    return _automaton(arcs, backoff_to, backoffs, finals, len(weights))
+    columns = Columns.of_rows(arcs, backoff_to, backoffs, finals)
+    return BackoffAutomaton.from_columns(columns, len(weights), OUTSIDE, "bonuses of words")
 
 
 def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha: float) -> WordGraph:
@@ -322,17 +313,6 @@ def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], flo
     return earned
 
 
-def _automaton(
-    arcs: list[list[Arc]], backoff_to: list[int], backoffs: list[float], finals: list[float], num_labels: int
-) -> BackoffAutomaton:
-    """Return the boosting automaton with these arcs, back-off arcs and final weights for each state."""
-    arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
-    of_arcs = map(np.array, zip(*itertools.chain.from_iterable(arcs), strict=True))
-    of_states = map(np.array, (backoff_to, backoffs, finals))
-    columns = Columns.grouped(list(map(len, arcs)), *of_states, *of_arcs)
-    return BackoffAutomaton.from_columns(columns, num_labels, OUTSIDE, "bonuses of words")
-
-
 @lru_cache(maxsize=8)
 def hotword_automaton(alphabet: Alphabet, words: frozenset[tuple[str, float]]) -> BackoffAutomaton:
     """Return the boosting automaton over tokens for pairs (hotword, bonus), which the search without an LM uses.
@@ -357,4 +337,5 @@ def hotword_automaton(alphabet: Alphabet, words: frozenset[tuple[str, float]]) -
             arcs[numbers[prefix[:-1]]].append((prefix[-1], value - earned[prefix[:-1]], numbers[prefix]))
         backoff_to.append(2 + bonuses.index(hotwords[prefix]) if prefix in hotwords else 1)
         due.append(hotwords.get(prefix, 0.0) - value)
-    return _automaton(arcs, backoff_to, due, due, count)
+    columns = Columns.of_rows(arcs, backoff_to, due, due)
+    return BackoffAutomaton.from_columns(columns, count, OUTSIDE, "bonuses of words")

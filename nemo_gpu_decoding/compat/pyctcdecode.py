@@ -72,15 +72,30 @@ class OutputBeamMPSafe(NamedTuple):
     lm_score: float
 
 
-class _Options(NamedTuple):
-    """The checked options of one call of a decoding method."""
+class _Call:
+    """The options of one call of a decoding method; raises a FieldError for an invalid value."""
 
-    beam_width: int
-    beam_prune_logp: float
-    token_min_logp: float
-    prune_history: bool
-    hotwords: tuple[Mapping[str, float], ...]  # word -> bonus; for all utterances, or for each
-    n_best: int
+    def __init__(
+        self,
+        beam_width: int,
+        beam_prune_logp: float,
+        token_min_logp: float,
+        prune_history: bool,
+        hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None,
+        hotword_weight: float,
+        n_best: int,
+    ) -> None:
+        check_int("beam_width", beam_width, 1, 1 << 30)
+        check_number("hotword_weight", hotword_weight, negative=True)
+        if not isinstance(beam_prune_logp, Real) or not -math.inf < beam_prune_logp < 0:
+            raise FieldError("beam_prune_logp", beam_prune_logp, "a finite number < 0")
+        if not isinstance(token_min_logp, Real) or math.isnan(token_min_logp):
+            raise FieldError("token_min_logp", token_min_logp, "a number")
+        given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
+        lists = [given] if all(isinstance(phrase, str) for phrase in given) else given
+        self.hotwords = [_bonuses(phrases, float(hotword_weight)) for phrases in lists]  # for all utterances, or each
+        self.beam_width, self.beam_prune_logp, self.n_best = beam_width, beam_prune_logp, n_best
+        self.token_min_logp, self.prune_history = token_min_logp, bool(prune_history)
 
 
 class BeamSearchDecoderCTC:
@@ -178,7 +193,7 @@ class BeamSearchDecoderCTC:
         lm_start_state: LMState | None = None,
     ) -> str:
         """Return the text of one utterance; arguments as in `decode_beams`."""
-        given = _read(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
+        given = _Call(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
         return self._texts({"logits": logits}, given, lm_start_state)[0]
 
     def decode_batch(
@@ -192,7 +207,7 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[str]:
         """Return the texts of several utterances; arguments as in `decode_beams_batch`."""
-        given = _read(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
+        given = _Call(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
         return self._texts(_named(logits_list), given)
 
     def decode_beams(
@@ -219,7 +234,7 @@ class BeamSearchDecoderCTC:
             hotword_weight: bonus of each occurrence of a hotword, natural log.
             lm_start_state: `last_lm_state` of the utterance that this one continues.
         """
-        given = _read(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
+        given = _Call(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
         return self._decode({"logits": logits}, given, lm_start_state)[0]
 
     def decode_beams_batch(
@@ -241,11 +256,11 @@ class BeamSearchDecoderCTC:
             hotwords: as in `decode_beams`, or for each utterance a list of hotwords or None.
             other arguments: as in `decode_beams`.
         """
-        given = _read(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
+        given = _Call(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
         results = self._decode(_named(logits_list), given)
         return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in results]
 
-    def _decode(self, named: dict[str, Any], given: _Options, state: LMState | None = None) -> list[list[OutputBeam]]:
+    def _decode(self, named: dict[str, Any], given: _Call, state: LMState | None = None) -> list[list[OutputBeam]]:
         """Decode the utterances and return the hypotheses of each one; arguments as for `_results`."""
         log_probs, results, before = self._results(named, given, state)
         lm, score = self._language_model, 0.0
@@ -258,14 +273,14 @@ class BeamSearchDecoderCTC:
             for values, nbest in zip(log_probs, results, strict=True)
         ]
 
-    def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
+    def _texts(self, named: Mapping[str, Any], options: _Call, state: LMState | None = None) -> list[str]:
         """Decode the utterances and return the best text of each one; arguments as for `_results`."""
         _, results, before = self._results(named, options, state)
         paths = [nbest.best for nbest in results]
         return [self._alphabet.text(path.tokens[path.frames >= before].tolist()) for path in paths]
 
     def _results(
-        self, named: Mapping[str, Any], options: _Options, state: LMState | None
+        self, named: Mapping[str, Any], options: _Call, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
         """Return, for each utterance, its log-probs, its `NBest`, and the number of frames inserted before it.
 
@@ -292,16 +307,17 @@ class BeamSearchDecoderCTC:
 
     # ------------------------------------------------------------------------------------ search
 
-    def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request] | None]]:
+    def _searches(self, options: _Call, count: int) -> Iterator[tuple[list[int], Any, list[Request] | None]]:
         """Yield indices, search and requests of utterances without hotwords, then of utterances with hotwords."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
         hotwords = self._spelled(options.hotwords) * (count if len(options.hotwords) == 1 else 1)
+        lm = self._language_model
         for has_hotwords in (False, True):
             if rows := [n for n, words in enumerate(hotwords) if bool(words) == has_hotwords]:
-                sizes = options.beam_width, options.beam_prune_logp, options.n_best
-                search = self._search(*sizes, self._graph(has_hotwords))
+                graph = lm and (lm.graph(self._alphabet) if has_hotwords else lm.weighted_graph(self._alphabet))
+                search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, graph)
                 yield rows, search, [self._request(hotwords[n]) for n in rows] if has_hotwords else None
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
@@ -312,13 +328,6 @@ class BeamSearchDecoderCTC:
             shown = ", ".join(map(repr, new[:3]))
             logger.warning("hotwords with characters that are no labels are ignored (%d): %s", len(new), shown)
         return [{word: bonus for word, bonus in words.items() if word not in bad} for words in hotwords]
-
-    def _graph(self, has_hotwords: bool) -> WordGraph | None:
-        """Return the word graph of the LM; for utterances without hotwords, its costs contain the weights."""
-        lm = self._language_model
-        if lm is None:
-            return None
-        return lm.graph(self._alphabet) if has_hotwords else lm.weighted_graph(self._alphabet)
 
     def _request(self, hotwords: Mapping[str, float]) -> Request:
         """Return the request of an utterance with hotwords: boosting automaton and weights."""
@@ -350,7 +359,7 @@ class BeamSearchDecoderCTC:
             raise ValueError(f"{shape}: one column per label; {self._alphabet.note}")
         return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
-    def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
+    def _beams(self, ranked: Iterable[OutputBeam], options: _Call) -> list[OutputBeam]:
         """Return hypotheses with different texts, best first, from the search's hypotheses `ranked`."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
@@ -371,11 +380,12 @@ class BeamSearchDecoderCTC:
         """Convert a path to an `OutputBeam`, without frames and scores of the last utterance; `values`: log-probs."""
         starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
-        frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
+        spoken = [(text, int(starts[first]), int(stops[end - 1])) for text, first, end in words]
+        frames = [(text, (begin, end)) for text, begin, end in spoken if begin >= 0]
         acoustic, state = path.parts.acoustic, None
         if self._language_model is not None:
             acoustic = aligned_score(path.tokens, starts, stops, values)
-            first = words[-self._history].first if len(words) >= self._history else 0
+            first = words[-self._history].first_token if len(words) >= self._history else 0
             state = LMState(tuple(path.tokens[first:].tolist()))
         return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, path.score - score_before)
 
@@ -383,28 +393,6 @@ class BeamSearchDecoderCTC:
 def _named(logits_list: Iterable[Any]) -> dict[str, Any]:
     """Return a mapping from a name for messages, "logits_list[i]", to the logits of utterance i."""
     return {f"logits_list[{i}]": logits for i, logits in enumerate(logits_list)}
-
-
-def _read(
-    beam_width: int,
-    beam_prune_logp: float,
-    token_min_logp: float,
-    prune_history: bool,
-    hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None,
-    hotword_weight: float,
-    n_best: int,
-) -> _Options:
-    """Check the options of a call and return them; raise a FieldError for an invalid value."""
-    check_int("beam_width", beam_width, 1, 1 << 30)
-    check_number("hotword_weight", hotword_weight, negative=True)
-    if not isinstance(beam_prune_logp, Real) or not -math.inf < beam_prune_logp < 0:
-        raise FieldError("beam_prune_logp", beam_prune_logp, "a finite number < 0")
-    if not isinstance(token_min_logp, Real) or math.isnan(token_min_logp):
-        raise FieldError("token_min_logp", token_min_logp, "a number")
-    given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
-    is_one_list = all(isinstance(phrase, str) for phrase in given)
-    words = tuple(_bonuses(phrases, float(hotword_weight)) for phrases in ([given] if is_one_list else given))
-    return _Options(beam_width, beam_prune_logp, token_min_logp, bool(prune_history), words, n_best)
 
 
 def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:

@@ -32,10 +32,10 @@ A search scores the few arcs of such a state one by one and bounds all other lab
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -99,6 +99,9 @@ MOST_JOINED = (1 << 31) - 1  # states or arcs of joined automata: their numbers 
 ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32)])
 
 
+Arc = tuple[int, float, int]  # label, weight, target
+
+
 class AutomatonArrays(NamedTuple):
     """The states and arcs of one or several automata, as arrays that compiled code reads."""
 
@@ -107,7 +110,7 @@ class AutomatonArrays(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The unchecked columns of an automaton with S states and A arcs; weights are natural log."""
+    """The unchecked columns of an automaton with S states and A arcs, in the order of STATE and ARC; natural log."""
 
     arc_begin: np.ndarray  # [S] first arc of each state
     arc_end: np.ndarray  # [S] one past its last arc
@@ -129,9 +132,15 @@ class Columns(NamedTuple):
         ends = np.cumsum(counts)
         return cls(ends - counts, ends, *others)
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[Arc]], *of_states: Any) -> Columns:
+        """Return the `Columns` of an automaton from the arcs of each state, in any order.
 
-_ARC_COLUMNS = {"arc_labels": "label", "arc_weights": "weight", "arc_targets": "target"}
-_MEMBERS = {"backoff_weights": "backoff_weight", "final_weights": "final_weight", **_ARC_COLUMNS}
+        Args:
+            of_states: the columns from `backoff_to` to `final_weights`.
+        """
+        arcs = np.array([arc for row in rows for arc in sorted(row)], np.float64).reshape(-1, 3)
+        return cls.grouped(list(map(len, rows)), *map(np.array, of_states), *arcs.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +164,9 @@ class BackoffAutomaton:
         """Create an automaton from columns: check them, give each root an arc per label, and add upper bounds."""
         states = np.zeros(len(columns.arc_begin), STATE)
         arcs = np.zeros(len(columns.arc_labels), ARC)
-        for column, values in columns._asdict().items():
-            table, member = (arcs if column in _ARC_COLUMNS else states), _MEMBERS.get(column, column)
+        members = [*(STATE.names or ())[:5], *(ARC.names or ())]
+        for n, (column, values) in enumerate(columns._asdict().items()):
+            table, member = (states if n < 5 else arcs), members[n]
             if len(values) != len(table):
                 raise ValueError(f"{name}: {column} has {len(values)} entries, expected {len(table)}")
             table[member] = values
@@ -169,7 +179,7 @@ class BackoffAutomaton:
         """Create an automaton from arrays [S] STATE and [A] ARC; write the upper bounds into the states."""
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
-        _add_bounds(states, arcs)
+        _add_bounds(name, states, arcs)
         return cls(AutomatonArrays(states, arcs), vocab_size, start_state, name)
 
     @cached_property
@@ -212,7 +222,7 @@ class BackoffAutomaton:
         """Return a copy that subtracts costs[label], which may be inf, from each weight; costs [V]."""
         states, arcs = self.arrays.states.copy(), self.arrays.arcs.copy()
         arcs["weight"] -= costs[arcs["label"]].astype(np.float32)
-        _add_bounds(states, arcs)
+        _add_bounds(self.name, states, arcs)
         return replace(self, arrays=AutomatonArrays(states, arcs))
 
 
@@ -265,10 +275,15 @@ def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list
 
 def arcs_by_state(states: np.ndarray, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the arcs [A], sorted by source state and label, and the source state of each arc, [A]."""
-    counts = (states["arc_end"] - states["arc_begin"]).astype(np.int64)
-    sources = np.repeat(np.arange(len(states)), counts)
-    position = np.arange(len(sources)) - (np.cumsum(counts) - counts)[sources]
-    return sources, arcs[states["arc_begin"][sources] + position]
+    sources, places = in_ranges(states["arc_begin"], states["arc_end"] - states["arc_begin"])
+    return sources, arcs[places]
+
+
+def in_ranges(begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each item of the ranges, which begin at `begins`, the number of its range, and its position."""
+    counts = counts.astype(np.int64)
+    ranges = np.repeat(np.arange(len(counts)), counts)
+    return ranges, np.arange(len(ranges)) + (begins - np.cumsum(counts) + counts)[ranges]
 
 
 def _check_structure(name: str, vocab_size: int, start_state: int, states: np.ndarray, arcs: np.ndarray) -> None:
@@ -292,17 +307,6 @@ def _check_structure(name: str, vocab_size: int, start_state: int, states: np.nd
         if np.isnan(values).any() or np.isposinf(values).any():
             raise ValueError(f"{name}: {column} holds NaN or +inf")
     _check_sorted(name, states, arcs["label"])
-    _check_backoff_ends(name, states["backoff_to"])
-
-
-def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
-    """Check that every back-off chain reaches a root, by pointer doubling."""
-    reached = backoff_to
-    for _ in range(max(1, len(backoff_to).bit_length())):
-        reached = reached[reached]
-    cyclic = np.flatnonzero(backoff_to[reached] != reached)
-    if len(cyclic):
-        raise ValueError(f"{name}: the back-off arcs from state {cyclic[0]} form a cycle")
 
 
 def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
@@ -336,34 +340,33 @@ def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> 
     return arcs
 
 
-def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
-    """Compute `upper_bound` and `backoff_bound` of each state, whose data must be valid.
+def _add_bounds(name: str, states: np.ndarray, arcs: np.ndarray) -> None:
+    """Compute `upper_bound` and `backoff_bound` of each state, whose data must be valid; refuse back-off cycles.
 
     The bounds are computed in float64 and rounded up, since the search adds the same weights in another order.
     """
     backoff_to = states["backoff_to"]
     ranked = _ByWeight(states, arcs)
     backoff_bounds = np.full(len(states), -np.inf)
-    for level in _levels(backoff_to):
+    for level in _levels(name, backoff_to):
         parents = backoff_to[level]
         others = np.maximum(ranked.best_without_own_arc(level, parents), backoff_bounds[parents])
         backoff_bounds[level] = states["backoff_weight"][level].astype(np.float64) + others
-    states["upper_bound"] = _rounded_up(np.maximum(ranked.best(), backoff_bounds))
+    upper_bounds, has_arcs = backoff_bounds.copy(), ranked.counts > 0
+    upper_bounds[has_arcs] = np.maximum(backoff_bounds[has_arcs], ranked.weights[ranked.begins[has_arcs]])
+    states["upper_bound"] = _rounded_up(upper_bounds)
     states["backoff_bound"] = _rounded_up(backoff_bounds)
 
 
-def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
-    """Return all states except roots, grouped by the length of their back-off chains, shortest first."""
-    levels = []
-    pending = np.flatnonzero(backoff_to != np.arange(len(backoff_to)))
-    is_pending = np.zeros(len(backoff_to), bool)
-    is_pending[pending] = True
-    while len(pending):
+def _levels(name: str, backoff_to: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield all states except roots, grouped by the length of their back-off chains, shortest first."""
+    is_pending = backoff_to != np.arange(len(backoff_to))
+    while len(pending := np.flatnonzero(is_pending)):
         ready = pending[~is_pending[backoff_to[pending]]]
-        levels.append(ready)
+        if not len(ready):
+            raise ValueError(f"{name}: the back-off arcs from state {pending[0]} form a cycle")
+        yield ready
         is_pending[ready] = False
-        pending = pending[is_pending[pending]]
-    return levels
 
 
 class SortedArcs:
@@ -392,13 +395,6 @@ class _ByWeight(SortedArcs):
         heaviest_first = np.lexsort((-weights, self.sources))
         self.labels = self.arcs["label"][heaviest_first]
         self.weights = weights[heaviest_first]
-
-    def best(self) -> np.ndarray:
-        """Return the largest arc weight of each state, [S]; -inf for a state without arcs."""
-        best = np.full(len(self.counts), -np.inf)
-        has_arcs = self.counts > 0
-        best[has_arcs] = self.weights[self.begins[has_arcs]]
-        return best
 
     def best_without_own_arc(self, states: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """Return, for each i, the largest weight among arcs of parents[i] whose label has no arc in states[i]."""

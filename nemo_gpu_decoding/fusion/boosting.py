@@ -41,8 +41,6 @@ from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import CONTINUATION, OTHER_CASE, Vocabulary
 
 SOURCES = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of phrases
-REFUNDS = ("full", "nemo")
-BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
 _PAID_ALIKE = "all segmentations of a phrase are paid alike"
 
@@ -85,7 +83,7 @@ class BoostingConfig:
     use_bpe_dropout: bool = False
     # A key of NeMo's development branch: default; bpe_dropout: use_bpe_dropout; var_bpe: at least 8 segmentations;
     # case_insensitive: at least 8 segmentations, with ignore_case.
-    bpe_mode: str = option("default", choices=BPE_MODES)
+    bpe_mode: str = option("default", choices=("default", "bpe_dropout", "var_bpe", "case_insensitive"))
     # A key of NeMo's development branch without effect: all segmentations of a phrase have the same bonus.
     var_bpe_scoring_temp: float = option(10.0, unused=_PAID_ALIKE)
     # A key of NeMo's development branch without effect.
@@ -100,7 +98,7 @@ class BoostingConfig:
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
     # full: unfinished phrases lose their bonus exactly; nemo: the weights of NeMo 2.7 and 3.0 to the bit, all >= 0.
-    refund: str = option("full", choices=REFUNDS)
+    refund: str = option("full", choices=("full", "nemo"))
     # False: each token counts for one phrase, and a phrase that begins inside a complete phrase and ends
     # after it earns no bonus. True: all phrases count, even where they overlap in the text. Use True for
     # lists with overlapping parts ("new york", "york city"). In lists of digit strings, one more digit after
@@ -160,6 +158,11 @@ class BoostingConfig:
         return [name for name in SOURCES if getattr(self, name)]
 
     @property
+    def listed(self) -> tuple[Any, ...]:
+        """Return the phrases of both lists."""
+        return (*(self.key_phrases_list or ()), *(self.key_phrase_items_list or ()))
+
+    @property
     def checks_word_boundary(self) -> bool:
         """Return whether a phrase loses its bonus if the next token continues its last word."""
         return self.refund == "full" and self.whole_words is not False
@@ -198,20 +201,19 @@ def load_boosting_tree(
         ValueError: there is no source of phrases or more than one; a phrase cannot be spelled; a file is damaged.
     """
     sources, lm = config._sources(), lm if config.suits_lm else None
-    is_lists = set(sources) <= {"key_phrases_list", "key_phrase_items_list"}
+    path = config.model_path or config.key_phrases_file
     if not sources:
         raise ValueError("no phrases: set model_path, key_phrases_file or key_phrases_list")
-    if len(sources) > 1 and not is_lists:
+    if len(sources) > 1 and path:
         raise ValueError(f"phrases come from {' and '.join(sources)}, expected one source")
-    if is_lists:
-        phrases = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
-        return _build_cached(tuple(phrases), vocabulary, config, "phrase list", lm)
-    path = config.model_path or config.key_phrases_file
-    assert path is not None
+    if not path:
+        return _build_cached(config.listed, vocabulary, config, lm)
     if config.model_path and not Path(path).exists():
         raise FileNotFoundError(f"model_path {path} does not exist; to build a tree from phrases leave model_path out")
     key = ("boosting file", file_key(path), vocabulary, config, lm and lm.fingerprint)
-    return cached(key, partial(_load_file, path, vocabulary, config, lm))
+    if config.model_path:
+        return cached(key, partial(load_nemo_automaton, path, len(vocabulary), with_final_weights=False))
+    return cached(key, lambda: _build(tuple(read_phrases(path)), vocabulary, config, lm, fspath(path)))
 
 
 def build_boosting_tree(
@@ -241,7 +243,7 @@ def build_boosting_tree(
         raise FieldError("lm", lm, "None with score_per_phrase, uniform_weights and refund 'nemo'")
     if lm is None and config.phrase_share != BoostingConfig.phrase_share:
         raise FieldError("phrase_share", config.phrase_share, repr(BoostingConfig.phrase_share), "without lm")
-    return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list", lm)
+    return _build_cached(_freeze(phrases) or (), vocabulary, config, lm)
 
 
 def _is_no_list(items: Any) -> bool:
@@ -252,27 +254,15 @@ def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
     return None if items is None else tuple(item if isinstance(item, str) else as_phrase(item) for item in items)
 
 
-def _load_file(
-    path: str, vocabulary: Vocabulary, config: BoostingConfig, lm: BackoffAutomaton | None
-) -> BackoffAutomaton:
-    if config.model_path:
-        return load_nemo_automaton(path, len(vocabulary), with_final_weights=False)
-    return _build(tuple(read_phrases(path)), vocabulary, config, fspath(path), lm)
-
-
 def _build_cached(
-    phrases: tuple[Any, ...],
-    vocabulary: Vocabulary,
-    config: BoostingConfig,
-    name: str,
-    lm: BackoffAutomaton | None = None,
+    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, lm: BackoffAutomaton | None
 ) -> BackoffAutomaton:
     key = ("boosting", phrases, vocabulary, config, lm and lm.fingerprint)
-    return cached(key, partial(_build, phrases, vocabulary, config, name, lm))
+    return cached(key, partial(_build, phrases, vocabulary, config, lm, "phrase list"))
 
 
 def _build(
-    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str, lm: BackoffAutomaton | None
+    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, lm: BackoffAutomaton | None, name: str
 ) -> BackoffAutomaton:
     kept = without_repetitions([as_phrase(phrase) for phrase in phrases], name)
     aliases = aliases_of(kept, name, config.is_case_ignored)
@@ -409,11 +399,11 @@ class PhraseTable(NamedTuple):
     of_lm: bool = False  # whether the bonuses come from an LM, for a boosting weight of 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class BoostingTree(BackoffAutomaton):
     """An automaton that adds bonuses for phrases to a search, with a table of the phrases."""
 
-    table: PhraseTable | None = None
+    table: PhraseTable
     ac_threshold: float = 0.0  # least evidence of a phrase in a result, 0 .. 1
 
     @classmethod
@@ -425,13 +415,11 @@ class BoostingTree(BackoffAutomaton):
 
     def only(self, keys: Collection[Key]) -> BoostingTree | None:
         """Return a tree of the phrases with these keys and of all penalties, or None if there are none."""
-        assert self.table is not None
-        sequences, all_keys, texts = self.table[:3]
         numbers, penalties = self._numbers
         kept = sorted([*penalties, *(n for key in keys for n in numbers.get(key, ()))])
         if not kept:
             return None
-        chosen = ([sequences[n] for n in kept], [all_keys[n] for n in kept], [texts[n] for n in kept])
+        chosen: Any = [[column[n] for n in kept] for column in self.table[:3]]
         table = self.table._replace(sequences=chosen[0], keys=chosen[1], texts=chosen[2])
         tree = table.build(table.sequences)
         return replace(self, arrays=tree.arrays, start_state=tree.start_state, table=table)
@@ -445,7 +433,6 @@ class BoostingTree(BackoffAutomaton):
         Yields:
             number of the sequence in the tree; its first unit; one past its last unit.
         """
-        assert self.table is not None
         before, sequences, trie, continues = self.table.label_before, self.table.sequences, self._trie, self._continues
         shift = 0 if before is None else 1
         read = (*[before] * shift, *units)
@@ -485,7 +472,6 @@ class BoostingTree(BackoffAutomaton):
     @cached_property
     def _numbers(self) -> tuple[dict[Key, list[int]], list[int]]:
         """Return the indices of the sequences with a bonus, grouped by key, and the indices of penalties."""
-        assert self.table is not None
         numbers: dict[Key, list[int]] = {}
         penalties = []
         for n, (key, sequence) in enumerate(zip(self.table.keys, self.table.sequences, strict=True)):
@@ -499,7 +485,6 @@ class BoostingTree(BackoffAutomaton):
     @cached_property
     def _continues(self) -> Any:
         """Return `is_continuation` as a list, which is faster to read than an array; [] for None."""
-        assert self.table is not None
         return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
 
     @cached_property

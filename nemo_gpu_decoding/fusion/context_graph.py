@@ -78,7 +78,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, in_ranges
 
 # Each distinct sum of refunds needs a state with arcs for up to half of the labels. Further bonuses are rounded.
 MAX_BONUSES = 64
@@ -108,7 +108,7 @@ class Trie:
         self.labels = np.array([-1], np.int64)
         self.depths = np.array([0], np.int64)
         self._keys = np.zeros(0, np.int64)  # sorted
-        self._nodes = np.zeros(0, np.int64)  # node of each key
+        self.nodes = np.zeros(0, np.int64)  # node of each key: all nodes but the root, by parent and label
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -120,7 +120,7 @@ class Trie:
         keys = nodes * self.radix + labels
         at = np.searchsorted(self._keys, keys)
         at[at == len(self._keys)] = 0
-        return np.where(self._keys[at] == keys, self._nodes[at], -1)
+        return np.where(self._keys[at] == keys, self.nodes[at], -1)
 
     def find_or_add(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the child of each node under each label like `find`, and add children that are missing."""
@@ -134,7 +134,7 @@ class Trie:
             self.depths = np.append(self.depths, self.depths[parents] + 1)
             merged = np.append(self._keys, keys)
             order = np.argsort(merged, kind="stable")  # two sorted runs: close to a merge
-            self._keys, self._nodes = merged[order], np.append(self._nodes, new)[order]
+            self._keys, self.nodes = merged[order], np.append(self.nodes, new)[order]
             children[missing] = self.find(nodes[missing], labels[missing])
         return children
 
@@ -234,17 +234,11 @@ def build_context_graph(
     if label_before is not None:
         start = max(ROOT, int(trie.find(np.array([ROOT]), np.array([label_before]))[0]))
         weights.arcs[start] += unk_score
-    columns = with_refunds(_columns(trie, weights), weights.refunds, continuations)
-    return BackoffAutomaton.from_columns(columns, vocab_size, start, name)
-
-
-def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
-    """Return the columns of the automaton whose states are the nodes and whose arcs are the edges of the trie."""
-    nodes = np.arange(1, len(trie))
-    nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
-    counts = np.bincount(trie.parents[nodes], minlength=len(trie))
+    counts, nodes = np.bincount(trie.parents[1:], minlength=len(trie)), trie.nodes  # states; edges that lead to them
     of_states = weights.backoff_to, weights.backoffs, weights.finals
-    return Columns.grouped(counts, *of_states, trie.labels[nodes], weights.arcs[nodes], nodes)
+    columns = Columns.grouped(counts, *of_states, trie.labels[nodes], weights.arcs[nodes], nodes)
+    columns = with_refunds(columns, weights.refunds, continuations)
+    return BackoffAutomaton.from_columns(columns, vocab_size, start, name)
 
 
 def _add_paths(trie: Trie, sequences: Sequence[ScoredSequence]) -> list[np.ndarray]:
@@ -453,8 +447,7 @@ def _copied_arcs(
     of_root = copied == ROOT
     begins = np.where(of_root, len(columns.arc_labels), columns.arc_begin[copied])
     counts = np.where(of_root, len(listed), columns.arc_end[copied] - columns.arc_begin[copied])
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    source = np.repeat(begins, counts) + offsets
+    _, source = in_ranges(begins, counts)
     return (
         counts,
         np.append(columns.arc_labels, listed)[source],

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, SortedArcs
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, SortedArcs, in_ranges
 
 LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of 0, which ARPA files write as 1e-99
 
@@ -49,16 +49,26 @@ def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) 
             f"expected {lm.vocab_size} as in lm ({lm.name})"
         )
     _check_positive(source)
-    pairs = _Pairs(_Reader(lm), _Reader(source), ratio)
-    start = pairs.numbers(lm.start_state, source.start_state)
+    own, other = _Reader(lm, 1.0, source.num_states), _Reader(source, -ratio, 1)
     known, parts = np.zeros(0, np.int64), []
-    new = np.array([start], np.int64)
+    new = np.array([lm.start_state * own.step + source.start_state], np.int64)
     while len(new):
-        parts.append(pairs.leaving(new))
+        t, s = np.divmod(new, own.step)
+        by_lm = ~own.is_root[t] | other.is_root[s]
+        parts += [_leaving(own, other, t[by_lm], s[by_lm]), _leaving(other, own, s[~by_lm], t[~by_lm])]
         known = np.union1d(known, new)
-        reached = np.unique(np.append(parts[-1].backoff_to, parts[-1].targets))
-        new = np.setdiff1d(reached, known, assume_unique=True)
-    columns = _columns(_Part(*map(np.concatenate, zip(*parts, strict=True))))
+        reached = np.concatenate([pairs for part in parts[-2:] for pairs in (part.backoff_to, part.targets)])
+        new = np.setdiff1d(np.unique(reached), known, assume_unique=True)
+    part = _Part(*map(np.concatenate, zip(*parts, strict=True)))
+    order = np.argsort(part.pairs)
+    ordered = part.pairs[order]
+    backoff_to, targets = (order[np.searchsorted(ordered, pairs)] for pairs in (part.backoff_to, part.targets))
+    t, s = np.divmod(part.pairs, own.step)
+    subtracted = other.states["final_weight"][s].astype(np.float64)
+    subtracted[subtracted < LEAST_WEIGHT] = 0.0
+    final_weights = own.states["final_weight"][t] - ratio * subtracted
+    of_states = backoff_to, part.backoff_weights, final_weights
+    columns = Columns.grouped(part.counts, *of_states, part.labels, part.weights, targets)
     return BackoffAutomaton.from_columns(columns, lm.vocab_size, 0, f"{lm.name} - {ratio:.3g} * {source.name}")
 
 
@@ -75,66 +85,40 @@ def _check_positive(source: BackoffAutomaton) -> None:
 
 
 class _Part(NamedTuple):
-    """N states of the density ratio and their A arcs; a state is a pair, numbered by `_Pairs.numbers`."""
+    """N states of the density ratio and their A arcs. The pair (t, s) has the number t * states of the source + s."""
 
     pairs: np.ndarray  # [N]
     counts: np.ndarray  # [N] number of arcs of each pair
     backoff_to: np.ndarray  # [N] pairs
     backoff_weights: np.ndarray  # [N]
-    final_weights: np.ndarray  # [N]
     labels: np.ndarray  # [A]
     weights: np.ndarray  # [A]
     targets: np.ndarray  # [A] pairs
 
 
-class _Pairs:
-    """The pairs of an LM state and a source state, which are the states of the density ratio."""
-
-    def __init__(self, lm: _Reader, source: _Reader, ratio: float) -> None:
-        self.lm, self.source, self.ratio = lm, source, ratio
-
-    def numbers(self, t, s):
-        """Return the number of each pair of LM state t and source state s."""
-        return t * len(self.source.states) + s
-
-    def leaving(self, numbers: np.ndarray) -> _Part:
-        """Return the arcs, back-off arcs and final weights of the pairs with these numbers."""
-        t, s = np.divmod(numbers, len(self.source.states))
-        by_lm = ~self.lm.is_root[t] | self.source.is_root[s]
-        parts = [self._leaving_lm(t[by_lm], s[by_lm]), self._leaving_source(t[~by_lm], s[~by_lm])]
-        return _Part(*map(np.concatenate, zip(*parts, strict=True)))
-
-    def _leaving_lm(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Return the arcs of pairs (t, s) that back off in the LM, or whose states are both roots."""
-        counts, rows, arcs = self.lm.arcs_of(t)
-        weights, after = self.source.read(s[rows], arcs["label"])
-        backoff_to = self.numbers(self.lm.backoff_to[t], s)
-        return _Part(
-            self.numbers(t, s), counts, backoff_to, self.lm.backoff_weights[t], self._final_weights(t, s),
-            arcs["label"], arcs["weight"] - self.ratio * weights, self.numbers(arcs["target"].astype(np.int64), after),
-        )  # fmt: skip
-
-    def _leaving_source(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Return the arcs of pairs (t, s) that back off in the source, because t is a root of the LM."""
-        counts, rows, arcs = self.source.arcs_of(s)
-        weights, after = self.lm.read(t[rows], arcs["label"])
-        backoff_to, backoff_weights = self.numbers(t, self.source.backoff_to[s]), self.source.backoff_weights[s]
-        return _Part(
-            self.numbers(t, s), counts, backoff_to, -self.ratio * backoff_weights, self._final_weights(t, s),
-            arcs["label"], weights - self.ratio * arcs["weight"], self.numbers(after, arcs["target"].astype(np.int64)),
-        )  # fmt: skip
-
-    def _final_weights(self, t: np.ndarray, s: np.ndarray) -> np.ndarray:
-        subtracted = self.source.states["final_weight"][s].astype(np.float64)
-        subtracted[subtracted < LEAST_WEIGHT] = 0.0
-        return self.lm.states["final_weight"][t] - self.ratio * subtracted
+def _leaving(own: _Reader, other: _Reader, states: np.ndarray, others: np.ndarray) -> _Part:
+    """Return the pairs of `states` of one automaton and `others` of the other that have the arcs of `states`."""
+    counts, rows, arcs = own.arcs_of(states)
+    weights, after = other.read(others[rows], arcs["label"])
+    beside = other.step * others
+    return _Part(
+        own.step * states + beside, counts, own.step * own.backoff_to[states] + beside,
+        own.factor * own.backoff_weights[states], arcs["label"], own.factor * arcs["weight"] + other.factor * weights,
+        own.step * arcs["target"].astype(np.int64) + other.step * after,
+    )  # fmt: skip
 
 
 class _Reader(SortedArcs):
-    """An automaton with vectorised look-ups, for many states and labels at once."""
+    """An automaton with vectorised look-ups, for many states and labels at once.
 
-    def __init__(self, automaton: BackoffAutomaton) -> None:
+    Args:
+        factor: of its weights in the density ratio.
+        step: of a pair's number from one state of this automaton to the next.
+    """
+
+    def __init__(self, automaton: BackoffAutomaton, factor: float, step: int) -> None:
         super().__init__(*automaton.arrays)
+        self.factor, self.step = factor, step
         self.states = automaton.arrays.states
         self.backoff_to = self.states["backoff_to"].astype(np.int64)
         self.backoff_weights = self.states["backoff_weight"].astype(np.float64)
@@ -142,10 +126,8 @@ class _Reader(SortedArcs):
 
     def arcs_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return for states [N] the numbers of arcs, [N], the row in `states` of each arc, [A], and the arcs, [A]."""
-        counts = self.counts[states]
-        rows = np.repeat(np.arange(len(states)), counts)
-        offsets = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-        return counts, rows, self.arcs[self.begins[states][rows] + offsets]
+        rows, places = in_ranges(self.begins[states], self.counts[states])
+        return self.counts[states], rows, self.arcs[places]
 
     def read(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the weight of labels[i] in states[i], back-offs included, [A] float64; and the next states, [A]."""
@@ -161,12 +143,3 @@ class _Reader(SortedArcs):
             weights[pending] += self.backoff_weights[states]
             after[pending] = self.backoff_to[states]
         return weights, after
-
-
-def _columns(part: _Part) -> Columns:
-    """Return the columns of the automaton whose states are all pairs, in the order of `part`."""
-    order = np.argsort(part.pairs)
-    ordered = part.pairs[order]
-    backoff_to, targets = (order[np.searchsorted(ordered, pairs)] for pairs in (part.backoff_to, part.targets))
-    of_states = backoff_to, part.backoff_weights, part.final_weights
-    return Columns.grouped(part.counts, *of_states, part.labels, part.weights, targets)

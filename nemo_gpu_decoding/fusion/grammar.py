@@ -78,6 +78,8 @@ def build_grammar(
     for text in arguments[0]:
         if not isinstance(text, str):
             raise FieldError("grammar", text, "sentences: texts")
+        if text.lstrip().startswith(JSGF):
+            raise FieldError("grammar", text[:MOST_SHOWN], "a list of sentences, without rules of JSGF")
     return cached(("grammar", *arguments), partial(_build, *arguments))
 
 
@@ -90,16 +92,12 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
     sentences = _Sentences([text for text in texts if text not in others], tokens, most_letters)
     arcs = _live_arcs(sentences, tokens)
     number_of = {state: number for number, state in enumerate(arcs, BEGIN)}
-    rows = [sorted((label, number_of[after]) for label, after in leaving) for leaving in arcs.values()]
-    counts = np.array([0, *map(len, rows)])
-    labels, targets = np.array([pair for row in rows for pair in row], np.int64).reshape(-1, 2).T
-    is_outside = np.arange(len(counts)) == OUTSIDE
+    rows = [[(label, 0.0, number_of[after]) for label, after in leaving] for leaving in arcs.values()]
     is_sentence = np.array([False, *(state in sentences.whole for state in arcs)])
     cost = price / PRICE_WEIGHT
-    backoff_weights = np.where(is_outside, -cost, 0.0)
-    final_weights = np.where(is_sentence | is_outside, 0.0, -cost)
-    of_states = np.full(len(counts), OUTSIDE), backoff_weights, final_weights
-    columns = Columns.grouped(counts, *of_states, labels, np.zeros(len(labels)), targets)
+    backoff_weights, final_weights = np.zeros(len(is_sentence)), np.where(is_sentence, 0.0, -cost)
+    backoff_weights[OUTSIDE], final_weights[OUTSIDE] = -cost, 0.0
+    columns = Columns.of_rows([[], *rows], np.full(len(is_sentence), OUTSIDE), backoff_weights, final_weights)
     return Grammar(BackoffAutomaton.from_columns(columns, len(vocabulary), BEGIN, "grammar"), is_sentence)
 
 
@@ -145,8 +143,6 @@ class _Sentences:
         for sentence in sentences:
             try:
                 letters = "".join(separator + word for word in _words_of(sentence, tokens) if word)
-            except FieldError:
-                raise
             except ValueError as error:
                 faults.append(str(error))
                 continue
@@ -167,8 +163,6 @@ class _Sentences:
 
 def _words_of(sentence: str, tokens: _Tokens) -> list[str]:
     """Return the letters of each word in a sentence, without letter case and punctuation."""
-    if sentence.lstrip().startswith(JSGF):
-        raise FieldError("grammar", sentence[:MOST_SHOWN], "a list of sentences, without rules of JSGF")
     words = sentence.split()
     spelled = [tokens.letters_of(word) for word in words]
     for word, letters in zip(words, spelled, strict=True):

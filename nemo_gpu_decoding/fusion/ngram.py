@@ -23,7 +23,6 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,22 +241,21 @@ def load_ngram_lm(
         raise FieldError("vocabulary", None, "the model's vocabulary", "with encoding='pieces'")
     if vocabulary is not None and len(vocabulary) != vocab_size:
         raise ValueError(f"vocabulary has {len(vocabulary)} pieces, expected vocab_size {vocab_size}")
-    pieces = vocabulary.pieces if vocabulary else None
-    key = ("ngram", file_key(path), vocab_size, pieces, encoding, normalize_unk)
-    return cached(key, partial(_load, Path(path), vocab_size, pieces, encoding, normalize_unk))
+    return load_lm_pool({"": Path(path)}, vocab_size, vocabulary, encoding, normalize_unk)[""]
 
 
 def load_lm_pool(
-    paths: Mapping[str, Path], vocab_size: int, *, vocabulary: Vocabulary | None = None, encoding: str = "auto"
+    paths: Mapping[str, Path],
+    vocab_size: int,
+    vocabulary: Vocabulary | None = None,
+    encoding: str = "auto",
+    normalize_unk: bool = True,
 ) -> dict[str, BackoffAutomaton]:
     """Load all LMs of a pool as `load_ngram_lm` does. A pool is one cache entry, as the cache has few entries."""
     pieces = vocabulary.pieces if vocabulary else None
-    key = ("lm pool", tuple(paths), *map(file_key, paths.values()), vocab_size, pieces, encoding)
-
-    def load() -> dict[str, BackoffAutomaton]:
-        return {name: _load(path, vocab_size, pieces, encoding, True) for name, path in paths.items()}
-
-    return cached(key, load)
+    given = vocab_size, pieces, encoding, normalize_unk
+    key = ("ngram", tuple(paths), *map(file_key, paths.values()), *given)
+    return cached(key, lambda: {name: _load(path, *given) for name, path in paths.items()})
 
 
 def _load(

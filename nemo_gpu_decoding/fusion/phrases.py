@@ -139,26 +139,24 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
     blank = duplicate = 0
     others = []
     for phrase in phrases:
-        other_format = None if phrase.weight is not None else _OTHER_FORMAT.fullmatch(phrase.text.strip())
-        if other_format and "\t" not in phrase.text:
-            others.append(" ".join(phrase.text.split()))
-        if other_format and other_format["weight"]:
-            phrase = replace(phrase, text=other_format["text"], weight=_number(other_format["weight"]))
-        if WORD_START in phrase.text:
-            phrase = replace(phrase, text="".join(phrase.text.split()).replace(WORD_START, " "))
-        text, *spellings = " ".join(phrase.text.split()).split("_")
-        forms = [spelling.replace(" ", "").lower() for spelling in (text, *spellings)]
-        if text and forms[0] in forms[1:]:  # NeMo's CTC-WS
-            phrase = replace(phrase, aliases=(*phrase.aliases, *(alias for alias in spellings if alias != text)))
-        else:
-            text = "_".join([text, *spellings])
-        blank += not text
+        text, weight, aliases = phrase.text, phrase.weight, phrase.aliases
+        if weight is None and (other_format := _OTHER_FORMAT.fullmatch(text.strip())):
+            if "\t" not in text:
+                others.append(" ".join(text.split()))
+            if other_format["weight"]:
+                text, weight = other_format["text"], _number(other_format["weight"])
+        if WORD_START in text:
+            text = "".join(text.split()).replace(WORD_START, " ")
+        text = " ".join(text.split())
+        first, *spellings = text.split("_")
+        if first and first.replace(" ", "").lower() in (each.replace(" ", "").lower() for each in spellings):
+            text, aliases = first, (*aliases, *(each for each in spellings if each != first))  # NeMo's CTC-WS
         if not text:
+            blank += 1
             continue
-        own = replace(phrase, text=text, aliases=tuple(" ".join(alias.split()) for alias in phrase.aliases))
-        other = kept.get((text, phrase.lang))
-        duplicate += other is not None
-        if other is not None:
+        own = replace(phrase, text=text, weight=weight, aliases=tuple(" ".join(alias.split()) for alias in aliases))
+        if other := kept.get((text, phrase.lang)):
+            duplicate += 1
             heavier = other if weight_of(other) >= weight_of(own) else own
             own = replace(heavier, aliases=tuple(dict.fromkeys(other.aliases + own.aliases)))
         kept[text, phrase.lang] = own

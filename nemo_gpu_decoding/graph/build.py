@@ -17,7 +17,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -162,8 +162,11 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
     table = fst.output_symbols if words is None else words
     if isinstance(table, (str, PathLike)):
         table = _read_symbols(Path(table))
-    most = int(fst.arcs["output"].max(initial=0))
-    return WordGraph.from_fst(fst, _dense(table or {}, most), name=str(path))
+    if isinstance(table, dict):  # some labels may be missing, and words after the last label of an arc are left out
+        most = int(fst.arcs["output"].max(initial=0))
+        last = max((label for label in table if label <= most), default=-1)
+        table = [table.get(label, EPSILON_WORD) for label in range(last + 1)]
+    return WordGraph.from_fst(fst, table or (), name=str(path))
 
 
 def graph_cache_folder() -> Path:
@@ -197,15 +200,8 @@ class Recipe:
         with open(self.arpa, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-        digest.update(repr(list(self.lexicon.spellings.items())).encode())
-        unknown = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
-        digest.update(repr((self.lexicon.vocab_size, unknown, self.lexicon.beginning_tokens)).encode())
-        if self.lexicon.separator is not None:
-            digest.update(f"separator {self.lexicon.separator}".encode())
-        if self.exact_backoff or not self.boundaries:
-            digest.update(f"{self.exact_backoff} {self.boundaries}".encode())
-        if self.added_words:
-            digest.update(repr(self.added_words).encode())
+        others = self.open_vocabulary, self.added_words, self.exact_backoff, self.boundaries
+        digest.update(repr((self.lexicon, *others)).encode())
         return digest.hexdigest()[:32]
 
     @cached_property
@@ -267,15 +263,10 @@ class Recipe:
             "LM contexts kept": g.num_states,
             "seconds": round(time.perf_counter() - began, 1),
         }
-        if self.takes_new_words:
+        takes_new_words = self.lexicon.separator is None and not self.exact_backoff and self.open_vocabulary is None
+        if takes_new_words and self.lexicon.beginning_tokens:  # the file says where words of a request begin
             report[NEW_WORDS] = Entrance.of(graph, self.grammar, self.lexicon.vocab_size)._asdict()
         return replace(graph, report=report)
-
-    @property
-    def takes_new_words(self) -> bool:
-        """Return whether the graph's file says where words of a request begin (`unknown_words.py`)."""
-        is_plain = self.lexicon.separator is None and not self.exact_backoff
-        return is_plain and self.open_vocabulary is None and bool(self.lexicon.beginning_tokens)
 
     def _spellings(self) -> Spellings:
         entries = [(n, tokens) for n, word in enumerate(self.words) for tokens in self.lexicon.spellings.get(word, ())]
@@ -367,11 +358,3 @@ def _read_symbols(path: Path) -> dict[int, str]:
             raise ValueError(f"{path}, line {number}: expected a word and its number")
         symbols[int(fields[1])] = fields[0]
     return symbols
-
-
-def _dense(table: dict[int, str] | Sequence[str], most: int) -> list[str]:
-    """Return the word of each label up to the largest label of an arc, `most`, or up to the last word."""
-    if not isinstance(table, dict):
-        return list(table)
-    last = max((label for label in table if label <= most), default=-1)
-    return [table.get(label, EPSILON_WORD) for label in range(last + 1)]

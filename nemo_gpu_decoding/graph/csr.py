@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_indices
+from nemo_gpu_decoding.fusion.automaton import in_ranges
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, read_only
 
@@ -432,9 +433,7 @@ def _extended(
 ) -> Chains:
     """Extend each chain by each epsilon arc of its target state."""
     origins, words, costs, ends = chains
-    counts = begin[ends + 1] - begin[ends]
-    chain = np.repeat(np.arange(len(origins)), counts)
-    arc = begin[ends[chain]] + np.arange(len(chain)) - (np.cumsum(counts) - counts)[chain]
+    chain, arc = in_ranges(begin[ends], begin[ends + 1] - begin[ends])
     first, second = words[chain], arcs[0][arc]
     label = np.where(first == 0, second, first)
     for i in np.flatnonzero((first != 0) & (second != 0)):

@@ -27,10 +27,9 @@ from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton
 from nemo_gpu_decoding.fusion.ngram import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
+from nemo_gpu_decoding.lm.packed import ROOT
 
-SPECIAL_WORDS = {
-    "<s>": SENTENCE_START, "<S>": SENTENCE_START, "</s>": SENTENCE_END, "</S>": SENTENCE_END,
-}  # fmt: skip
+SPECIAL_WORDS = dict.fromkeys(("<s>", "<S>"), SENTENCE_START) | dict.fromkeys(("</s>", "</S>"), SENTENCE_END)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class Grammar:
     def cost_of_added_word(self) -> float:
         """Return the 1-gram cost of a word that the file does not list (`lm/arpa.py`), natural log."""
         states, arcs = self.automaton.arrays
-        root = states[np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0]]
+        root = states[ROOT]
         one_grams = arcs[root["arc_begin"] : root["arc_end"]]
         unknown = one_grams["weight"][one_grams["label"] == (-1 if self.unknown is None else self.unknown)]
         if len(unknown) == 0 or not unknown[0] > NOT_FINAL:
@@ -69,9 +68,8 @@ class Grammar:
         states, arcs = self.automaton.arrays
         anywhere = states.copy()
         anywhere["final_weight"] = 0.0
-        root = int(np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0])
         arrays = AutomatonArrays(anywhere, arcs)
-        return replace(self, automaton=replace(self.automaton, arrays=arrays, start_state=root))
+        return replace(self, automaton=replace(self.automaton, arrays=arrays, start_state=ROOT))
 
 
 def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Grammar:

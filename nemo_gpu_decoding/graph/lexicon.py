@@ -54,9 +54,6 @@ class Lexicon:
                     expected = f"0 .. {self.vocab_size - 1} (vocab_size)"
                     raise ValueError(f"the word {word!r} has the token {token}, expected {expected}")
 
-    def __len__(self) -> int:
-        return len(self.spellings)
-
     @classmethod
     def from_vocabulary(cls, words: Iterable[str], vocabulary: Vocabulary, segmentations: int = 1) -> Lexicon:
         """Spell the words with the model's tokenizer.

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, leave_out
@@ -41,9 +41,7 @@ class GraphOptions:
     source_lang: str | None = None  # for aggregate tokenizers: the language of the LM
 
 
-class LoadedGraph(NamedTuple):
-    graph: WordGraph
-    topology: str  # for the search
+LoadedGraph = tuple[WordGraph, str]  # a graph, and the topology for the search
 
 
 def load_word_graph(
@@ -99,7 +97,7 @@ def _build(
     graph = replace(graph, name=str(options.arpa))  # a cached graph has the file name of its first build
     if options.keep_at is not None:
         save_graph(graph, options.keep_at)
-    return LoadedGraph(graph, options.topology or DEFAULT_TOPOLOGY)
+    return graph, options.topology or DEFAULT_TOPOLOGY
 
 
 def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:
@@ -126,7 +124,7 @@ def _load(path: Path, options: GraphOptions, vocabulary: Vocabulary, blank_id: i
             "build it anew from wfst.arpa_lm_path"
         )
     _check_vocabulary(graph, path, vocabulary, blank_id)
-    return LoadedGraph(graph, _topology(graph, path, options.topology, blank_id))
+    return graph, _topology(graph, path, options.topology, blank_id)
 
 
 def _load_fst(path: Path, words: Path | None) -> WordGraph:

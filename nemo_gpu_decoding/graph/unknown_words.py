@@ -23,6 +23,7 @@ Labels of pieces have no text: `WordGraph.expanded` and LMs skip them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -71,15 +72,19 @@ def with_new_words(graph: csr.WordGraph) -> csr.WordGraph:
         )
     entrance, costs = Entrance(**graph.report[NEW_WORDS]), OpenVocabulary()  # the requests refund the costs
     unknown = len(graph.words)
-    labels = csr.PieceLabels(unknown + 1, unknown + 1 + entrance.tokens, costs.word_cost, costs.piece_cost)
-    names = (f"<piece {token}>" for token in range(entrance.tokens))
-    words = (*graph.words, "<unk>", *names, "</unk>")
+    words, labels = _with_pieces((*graph.words, "<unk>"), entrance.tokens, costs.word_cost, costs.piece_cost)
     loop, spelling = _new_loop(graph, entrance, labels)
     states = np.append(graph.arrays.states, loop)
     shut = read_only(states.copy())
     epsilons, sequences = _with_entrances(graph, entrance, labels, states)
     arrays = csr.GraphArrays(states, np.append(graph.arrays.arcs, spelling), epsilons, sequences)
     return replace(graph, arrays=arrays, words=words, unknown=unknown, pieces=labels, shut=shut)
+
+
+def _with_pieces(words: Sequence[str], count: int, *costs: float) -> tuple[tuple[str, ...], csr.PieceLabels]:
+    """Return the words, followed by a name for each piece and one for the end, and their labels."""
+    names = (f"<piece {token}>" for token in range(count))
+    return (*words, *names, "</unk>"), csr.PieceLabels(len(words), len(words) + count, *costs)
 
 
 def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels) -> tuple[np.ndarray, np.ndarray]:
@@ -157,10 +162,7 @@ def with_piece_labels(graph: csr.WordGraph) -> csr.WordGraph:
     if not graph.unknown or graph.spellings is None or WORD_COST not in graph.report:
         raise ValueError(f"graph ({graph.name}) was built without an open vocabulary, expected one with it")
     num_words, num_pieces = len(graph.words), graph.largest_label + 1
-    costs = graph.report[WORD_COST], graph.report[PIECE_COST]
-    labels = csr.PieceLabels(num_words, num_words + num_pieces, *costs)
-    names = (f"<piece {token}>" for token in range(num_pieces))
-    words = (*graph.words, *names, "</unk>")
+    words, labels = _with_pieces(graph.words, num_pieces, graph.report[WORD_COST], graph.report[PIECE_COST])
     begins, inside = spelling_states(graph)
     states = graph.arrays.states
     arcs, epsilons, sequences = (array.copy() for array in graph.arrays[1:])

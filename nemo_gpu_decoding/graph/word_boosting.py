@@ -30,9 +30,9 @@ _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 def configured_phrases(config: BoostingConfig) -> list[phrase_lists.Phrase]:
     """Return the phrases that a `boosting_tree` section names, or [] if it names none."""
-    lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
+    lists = list(map(phrase_lists.as_phrase, config.listed))
     if config.key_phrases_file is None:
-        return phrase_lists.without_repetitions(map(phrase_lists.as_phrase, lists), "phrases") if lists else []
+        return phrase_lists.without_repetitions(lists, "phrases") if lists else []
     if lists:
         raise ValueError("wfst.boosting_tree has key_phrases_file and lists of phrases, expected one source")
     return phrase_lists.read_phrases(config.key_phrases_file)
@@ -76,9 +76,7 @@ def word_boosting(
     leave_out(name, list(faults.values()), len(worth) - len(faults))
     worth = {text: bonus for text, bonus in worth.items() if text not in faults}
     tree = build_word_boosting(worth, graph, name=name, speller=speller)
-    table = tree.table
-    if aliases is not None and table is not None:
-        table = table._replace(texts=list(map(aliases.written, table.texts)))
+    table = tree.table._replace(texts=[aliases.written(text) if aliases else text for text in tree.table.texts])
     return replace(tree, aliases=aliases, table=table, ac_threshold=config.ac_threshold)
 
 
@@ -228,5 +226,4 @@ def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
         targets = arcs["target"][leads_there]
         arcs["weight"][leads_there] += states["backoff_weight"][targets]
         arcs["target"][leads_there] = suffix[targets]
-    start, name = automaton.start_state, automaton.name
-    return BackoffAutomaton.from_records(states, arcs, automaton.vocab_size, start, name)
+    return BackoffAutomaton.from_records(states, arcs, automaton.vocab_size, automaton.start_state, automaton.name)

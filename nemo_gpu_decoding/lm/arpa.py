@@ -138,7 +138,7 @@ class ArpaReader:
 
     Args:
         added: words to add to the LM, see the module docstring. Words that the LM lists are skipped.
-            Added words become the first symbols; the reader then reads all 1-grams on opening.
+            Added words become the first symbols.
 
     Raises:
         FieldError: an added word is empty or has white space.
@@ -155,11 +155,9 @@ class ArpaReader:
             if not isinstance(word, str) or word.split() != [word]:
                 raise FieldError("the word to be added", word, "one without white space")
         self.path = Path(path)
-        self.symbols: list[str] = []  # complete once the file is open
         self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
         self.tokenizer = ""  # see `Arpa`
         self._kind = ""  # of compression
-        self._one_grams: NGramBlock | None = None  # set once they are read
         self._table = SymbolTable(())
         self._text = b""  # whole lines, read ahead
         self._position = 0  # in the text: everything before it is consumed
@@ -174,10 +172,9 @@ class ArpaReader:
             self._raw.seek(0)
             # n-grams of each order, by order
             self.counts = self._binary.counts if self._binary else self._read_header()
-            if self._binary:
-                self.symbols = self._binary.symbols
-            else:
-                self._one_grams = self._without_repetitions(join_blocks(1, self._section(1)))
+            self.symbols = self._binary.symbols if self._binary else []
+            listed = join_blocks(1, self._section(1))
+            self._one_grams = listed if self._binary else self._without_repetitions(listed)
             if wanted:
                 self._add_words(wanted)
         except BaseException:
@@ -197,11 +194,9 @@ class ArpaReader:
 
     def blocks(self) -> Iterator[NGramBlock]:
         """Yield all n-grams, orders ascending, in blocks of a few MB of text."""
-        for order in self.counts:
-            if order == 1 and self._one_grams is not None:
-                yield self._one_grams
-            else:
-                yield from self._section(order)
+        yield self._one_grams
+        for order in range(2, len(self.counts) + 1):
+            yield from self._section(order)
         if self._binary:
             return
         marker = self._next_line()
@@ -304,9 +299,8 @@ class ArpaReader:
     # -- n-grams ---------------------------------------------------------------------------------
 
     def _add_words(self, wanted: tuple[str, ...]) -> None:
-        """Read all 1-grams and insert the missing words before them."""
-        listed = self._one_grams or join_blocks(1, self._section(1))
-        log10_probs = dict(zip(self.symbols, listed.log10_probs.tolist(), strict=True))
+        """Insert the missing words before all 1-grams."""
+        log10_probs = dict(zip(self.symbols, self._one_grams.log10_probs.tolist(), strict=True))
         self.added = tuple(word for word in wanted if word not in log10_probs)
         unknown = next((log10_probs[word] for word in UNKNOWN_WORDS if word in log10_probs), -np.inf)
         if unknown <= _NEVER:
@@ -316,8 +310,8 @@ class ArpaReader:
         self._table = SymbolTable(self.symbols)
         new = len(self.added)
         symbols = np.arange(len(self.symbols), dtype=np.int32)[:, None]
-        probs = np.append(np.full(new, unknown), listed.log10_probs)
-        self._one_grams = NGramBlock(1, symbols, probs, np.append(np.zeros(new), listed.log10_backoffs))
+        probs = np.append(np.full(new, unknown), self._one_grams.log10_probs)
+        self._one_grams = NGramBlock(1, symbols, probs, np.append(np.zeros(new), self._one_grams.log10_backoffs))
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
         """Yield the n-grams of one order; the header must name the same number of n-grams."""
@@ -383,10 +377,8 @@ class ArpaReader:
         self._table = SymbolTable(self.symbols)
         if self._table.double < 0:
             return listed
-        best: dict[str, int] = {}
-        for row, symbol in enumerate(self.symbols):
-            if listed.log10_probs[row] > listed.log10_probs[best.setdefault(symbol, row)]:
-                best[symbol] = row
+        likeliest_last = np.argsort(-listed.log10_probs, kind="stable")[::-1].tolist()
+        best = dict.fromkeys(self.symbols, 0) | {self.symbols[row]: row for row in likeliest_last}
         several = next(symbol for row, symbol in enumerate(self.symbols) if best[symbol] != row)
         logger.warning("%s lists %r more than once: the likelier entry counts", self.path, several)
         rows = np.array(list(best.values()))
@@ -402,20 +394,14 @@ class ArpaReader:
         row = _SPACES.split(line)
         if order == 1 and row[:1] == [b"<s>"]:
             row.insert(0, b"-99")
-        fault = _fault(order, row)
+        if len(row) not in (order + 1, order + 2):
+            return self._error(f"{len(row)} fields, expected {order + 1} or {order + 2} in {_quote(line)}")
+        fault = next(filter(None, map(_number_fault, (row[0], *row[order + 1 :]))), None)
         if fault is None:
             known = {symbol.encode() for symbol in self.symbols}
             unknown = next((symbol for symbol in row[1 : order + 1] if symbol not in known), b"")
             fault = f"{_quote(unknown)} is not among the 1-grams"
         return self._error(f"{fault} in {_quote(line)}")
-
-
-def _fault(order: int, row: list[bytes]) -> str | None:
-    """Return the fault of a line with a wrong number or form of fields, or None."""
-    if len(row) not in (order + 1, order + 2):
-        return f"{len(row)} fields, expected {order + 1} or {order + 2}"
-    faults = (_number_fault(field) for field in (row[0], *row[order + 1 :]))
-    return next((fault for fault in faults if fault), None)
 
 
 def _number_fault(field: bytes) -> str | None:

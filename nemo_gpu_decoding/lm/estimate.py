@@ -78,42 +78,41 @@ def estimate_ngram_lm(
     names, text, offsets = _numbered(sentences, symbols)
     tables = _count(text, offsets, order, len(names))
     blocks: list[NGramBlock] = []
-    below = _Weights(np.zeros((1, 0), np.int32), np.full(1, 1.0 / (len(names) - 1)), np.ones(1, bool))
+    ngrams, probs, kept = np.zeros((1, 0), np.int32), np.full(1, 1.0 / (len(names) - 1)), np.ones(1, bool)
     for n, grams in enumerate(tables, 1):
-        counts = _adjusted(grams, tables[n] if n < order else None)
+        counts = grams.occurrences.copy()  # c(g)
+        if n < order:
+            before = np.bincount(tables[n].suffix, minlength=len(counts))
+            counts = np.where(grams.begins, counts, before)
         keep = grams.occurrences >= least[n - 1]
         if n == 1:  # all stay; <s> is never predicted
             keep[:], counts[_BOS] = True, 0
-        weights, gamma = _weights(grams, counts, keep, n, below)
+        probs, gamma = _weights(grams, counts, keep, n, probs)
+        ngrams = np.column_stack([ngrams[grams.context], grams.symbol.astype(np.int32)])
         if blocks:
-            blocks[-1] = replace(blocks[-1], log10_backoffs=np.log10(np.maximum(gamma, 1e-99))[below.keep])
-        log10_probs = np.log10(weights.probs[keep])
-        blocks.append(NGramBlock(n, weights.symbols[keep], log10_probs, np.zeros(len(log10_probs))))
-        below = weights
+            blocks[-1] = replace(blocks[-1], log10_backoffs=np.log10(np.maximum(gamma, 1e-99))[kept])
+        kept, log10_probs = keep, np.log10(probs[keep])
+        blocks.append(NGramBlock(n, ngrams[keep], log10_probs, np.zeros(len(log10_probs))))
     blocks[0].log10_probs[_BOS] = _NEVER
     return Arpa(tuple(names), tuple(blocks))
 
 
-class _Weights(NamedTuple):
-    """The M n-grams of one order, with their probabilities."""
-
-    symbols: np.ndarray  # [M, order] int32
-    probs: np.ndarray  # [M] float64, p(last symbol | the others)
-    keep: np.ndarray  # [M] bool, whether it is in the LM
-
-
 def _weights(
-    grams: _NGrams, counts: np.ndarray, keep: np.ndarray, order: int, below: _Weights
-) -> tuple[_Weights, np.ndarray]:
-    """Return the n-grams of one order with their probabilities, and gamma of the n-grams of the order below."""
-    size = len(below.probs)
+    grams: _NGrams, counts: np.ndarray, keep: np.ndarray, order: int, below: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return p(last symbol | the others) of the n-grams of one order, and gamma of the n-grams of the order below.
+
+    Args:
+        keep: whether an n-gram is in the LM.
+        below: the probabilities of the order below.
+    """
+    size = len(below)
     discounted = counts - _discounts(counts, order)[np.minimum(counts, 3)]
     total = np.bincount(grams.context, counts, minlength=size)
     kept = np.bincount(grams.context[keep], discounted[keep], minlength=size)
     gamma = 1.0 - np.divide(kept, total, out=np.zeros(size), where=total > 0)
-    probs = discounted / total[grams.context] + gamma[grams.context] * below.probs[grams.suffix]
-    symbols = np.column_stack([below.symbols[grams.context], grams.symbol.astype(np.int32)])
-    return _Weights(symbols, probs, keep), gamma
+    probs = discounted / total[grams.context] + gamma[grams.context] * below[grams.suffix]
+    return probs, gamma
 
 
 def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
@@ -172,7 +171,6 @@ def _numbered(
     if symbols is not None:
         for symbol in symbols:
             number.setdefault(_checked(symbol, "symbols"), len(number))
-    reserved = {UNK, BOS, EOS}
     text, lengths = array("i"), array("q")
     for n, sentence in enumerate(sentences, 1):
         if isinstance(sentence, str):
@@ -181,7 +179,7 @@ def _numbered(
         for symbol in sentence:
             label = number.get(symbol)
             if label is None or label <= _EOS:
-                if symbol in reserved:
+                if symbol in (UNK, BOS, EOS):
                     raise ValueError(f"sentence {n} has {symbol!r}, expected words or tokens of a text")
                 if symbols is None:
                     label = number[_checked(symbol, f"sentence {n}")] = len(number)
@@ -219,14 +217,6 @@ def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) 
         numbers = np.full(len(text), -1)
         numbers[ends] = inverse
     return tables
-
-
-def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
-    """Return the count c(g) of each n-gram; `above` has the n-grams that are one symbol longer."""
-    if above is None:
-        return grams.occurrences.copy()
-    before = np.bincount(above.suffix, minlength=len(grams.symbol))
-    return np.where(grams.begins, grams.occurrences, before)
 
 
 def _discounts(counts: np.ndarray, order: int) -> np.ndarray:

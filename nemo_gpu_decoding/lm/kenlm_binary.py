@@ -42,13 +42,6 @@ _INVERSE = np.uint64(pow(int(_SECOND), -1, 1 << 64))
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # symbols [M, order] int32, log10 probabilities and back-offs
 
 
-class _Parameters(NamedTuple):
-    order: int
-    multiplier: np.float32  # of the probing tables: places per n-gram
-    kind: int
-    counts: tuple[int, ...]  # n-grams of each order
-
-
 class KenlmBinary:
     """A KenLM binary file that is read as n-grams.
 
@@ -61,18 +54,24 @@ class KenlmBinary:
         self.path = Path(path)
         with open(self.path, "rb") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        self._params = self._read_header()
-        self.counts = dict(enumerate(self._params.counts, 1))
-        words, header = self._params.counts[0], (_SANITY + 27 + 8 * self._params.order) // 8 * 8
-        self._search = header + 8 + (12 * self._buckets(words) if self._params.kind == _PROBING else 8 * words)
+        self.order, self._multiplier, self.kind, self.sizes = self._read_header()
+        self.counts = dict(enumerate(self.sizes, 1))  # n-grams of each order, as `sizes`
+        header, count = (_SANITY + 27 + 8 * self.order) // 8 * 8, self.sizes[0]
+        self._search = header + 8 + (12 * self._buckets(count) if self.kind == _PROBING else 8 * count)
         try:
-            end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
+            if self.kind >= _TRIE:
+                trie = _Trie(self._bytes, self._search, self)
+                end, self._orders = trie.end, self._trie_orders(trie)
+            else:
+                end, self._orders = self._tables()[-1].end, self._probing_orders()
         except (IndexError, ValueError):  # of tables that are cut off
             end = len(self._bytes) + 1
         if len(self._bytes) < end:
             raise ValueError(f"{self.path} is truncated: {len(self._bytes)} bytes, expected at least {end}")
-        self.symbols = self._read_words(end)
-        self._orders = self._trie_orders() if self._params.kind >= _TRIE else self._probing_orders()
+        words = as_utf8(self._bytes[end:].tobytes(), str(self.path)).split(b"\0")[: self.sizes[0]]
+        if len(words) < self.sizes[0]:
+            raise ValueError(f"{self.path} has {len(words)} words, expected {self.sizes[0]}")
+        self.symbols = [word.decode() for word in words]
 
     def next_order(self) -> Iterator[Columns]:
         """Yield the n-grams of the next order, beginning with 1, in blocks."""
@@ -84,7 +83,8 @@ class KenlmBinary:
 
     # ------------------------------------------------------------------------------------ header
 
-    def _read_header(self) -> _Parameters:
+    def _read_header(self) -> tuple[int, np.float32, int, tuple[int, ...]]:
+        """Return the order, the places of probing tables per n-gram, the kind, and the n-grams of each order."""
         start = self._bytes[: _SANITY + 20].tobytes()
         if not start.startswith(_VERSION) or len(start) < _SANITY + 20:
             raise ValueError(f"{self.path} is a KenLM binary of another version than 5, or incomplete")
@@ -102,29 +102,20 @@ class KenlmBinary:
             raise ValueError(f"{self.path} does not have the words, expected a file that build_binary wrote with them")
         counts = np.frombuffer(self._bytes[_SANITY + 20 : _SANITY + 20 + 8 * order].tobytes(), "<u8")
         multiplier = np.frombuffer(start, "<f4", 1, _SANITY + 4)[0]
-        return _Parameters(order, multiplier, kind, tuple(counts.tolist()))
-
-    def _read_words(self, begin: int) -> list[str]:
-        words = as_utf8(self._bytes[begin:].tobytes(), str(self.path)).split(b"\0")[: self._params.counts[0]]
-        if len(words) < self._params.counts[0]:
-            raise ValueError(f"{self.path} has {len(words)} words, expected {self._params.counts[0]}")
-        return [word.decode() for word in words]
+        return order, multiplier, kind, tuple(counts.tolist())
 
     def _floats(self, begin: int, count: int) -> np.ndarray:
         return np.frombuffer(self._bytes[begin : begin + 4 * count].tobytes(), "<f4")
 
     # -------------------------------------------------------------------------------------- trie
 
-    def _trie(self) -> _Trie:
-        return _Trie(self._bytes, self._search, self._params)
-
-    def _trie_orders(self) -> Iterator[Columns]:
-        trie, counts = self._trie(), self._params.counts
+    def _trie_orders(self, trie: _Trie) -> Iterator[Columns]:
+        counts = self.sizes
         values = self._floats(trie.unigrams, 4 * counts[0]).reshape(-1, 4)
         pointers = trie.unigram_children()
         symbols = np.arange(counts[0], dtype=np.int32)[:, None]
         yield symbols, values[:, 0], values[:, 1]
-        for n in range(2, self._params.order + 1):
+        for n in range(2, self.order + 1):
             parents = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
             words, probs, backoffs, pointers = trie.entries(n)
             symbols = np.concatenate([words[:, None], symbols[parents]], axis=1)
@@ -133,19 +124,19 @@ class KenlmBinary:
     # ----------------------------------------------------------------------------------- probing
 
     def _buckets(self, count: int) -> int:
-        return max(count + 1, int(self._params.multiplier * np.float32(count)))
+        return max(count + 1, int(self._multiplier * np.float32(count)))
 
     def _tables(self) -> list[_Table]:
         """Return the hash tables of orders 2 and above."""
-        begin, tables = self._search + 8 * (self._params.counts[0] + 1), []
-        for n, count in enumerate(self._params.counts[1:], 2):
-            has_backoffs = n < self._params.order
+        begin, tables = self._search + 8 * (self.sizes[0] + 1), []
+        for n, count in enumerate(self.sizes[1:], 2):
+            has_backoffs = n < self.order
             tables.append(_Table(begin, self._buckets(count), 16 if has_backoffs else 12))
             begin = tables[-1].end
         return tables
 
     def _probing_orders(self) -> Iterator[Columns]:
-        counts = self._params.counts
+        counts = self.sizes
         values = self._floats(self._search, 2 * counts[0]).reshape(-1, 2)
         symbols = np.arange(counts[0], dtype=np.int32)[:, None]
         yield symbols, values[:, 0], values[:, 1]
@@ -206,24 +197,24 @@ class _Table(NamedTuple):
 class _Trie:
     """The bit-packed trie in a KenLM file. Orders are 1 .. order."""
 
-    def __init__(self, data: np.ndarray, begin: int, params: _Parameters) -> None:
+    def __init__(self, data: np.ndarray, begin: int, file: KenlmBinary) -> None:
         # a number may begin in any byte
         self._words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-        self._data, self._params = data, params
+        self._data, self._file = data, file
         self._bins: list[list[np.ndarray]] = []  # values of quantised probabilities and back-offs, by order
         self._chop_limit, self._quant_bits = 0, (31, 32)
-        counts = params.counts
-        if params.kind in (3, 5):
+        counts = file.sizes
+        if file.kind in (3, 5):
             begin = self._read_bins(begin)
         self.unigrams = begin
         begin += 16 * (counts[0] + 2)
-        self._is_chopped = params.kind >= 4
-        if self._is_chopped and params.order > 2:
+        self._is_chopped = file.kind >= 4
+        if self._is_chopped and file.order > 2:
             self._chop_limit = int(data[begin + 1])
         self._word_bits = counts[0].bit_length()
         # of orders 2 and above: first bit of the entries, high parts of pointers
         self._begins, self._pointers = [], []
-        for n in range(2, params.order):
+        for n in range(2, file.order):
             inline = counts[n].bit_length() - self._chop(counts[n - 1] + 1, counts[n])
             high = np.zeros(1, np.uint64)
             base = begin
@@ -241,12 +232,12 @@ class _Trie:
 
     def unigram_children(self) -> np.ndarray:
         """Return the first bigram that ends in each word, and the number of bigrams. [V + 1] int64"""
-        at = self.unigrams + 8 + 16 * np.arange(self._params.counts[0] + 1)
+        at = self.unigrams + 8 + 16 * np.arange(self._file.sizes[0] + 1)
         return self._words[at].astype(np.int64)
 
     def entries(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return first word, log10 probability and back-off of each n-gram, and [N + 1] their first children."""
-        count, is_longest = self._params.counts[n - 1], n == self._params.order
+        count, is_longest = self._file.sizes[n - 1], n == self._file.order
         inline, high = (0, np.zeros(1, np.uint64)) if is_longest else self._pointers[n - 2]
         prob_bits, backoff_bits = self._quant_bits[0], 0 if is_longest else self._quant_bits[1]
         total = self._word_bits + prob_bits + backoff_bits + inline
@@ -274,9 +265,9 @@ class _Trie:
         """Read the values of quantised numbers; return the position after them."""
         self._quant_bits = int(self._data[begin + 1]), int(self._data[begin + 2])
         begin += 8
-        for n in range(2, self._params.order + 1):
+        for n in range(2, self._file.order + 1):
             tables = []
-            for bits in self._quant_bits[: 1 if n == self._params.order else 2]:
+            for bits in self._quant_bits[: 1 if n == self._file.order else 2]:
                 tables.append(np.frombuffer(self._data[begin : begin + (4 << bits)].tobytes(), "<f4"))
                 begin += 4 << bits
             self._bins.append(tables)

@@ -117,37 +117,26 @@ def resolve_placement(placement: str, need: Footprint, free: Memory, name: str, 
         need, free: the size of the LM, and the free memory.
         name, device: names of LM and device in messages.
     """
-    if placement == "device":
-        if need.on_device > free.device_free:
-            raise ValueError(shortage("device", need, free, name, device))
+    reserved = 0 if placement == "device" else max(RESERVED_BYTES, int(RESERVED_SHARE * free.device_total))
+    if placement != "paged" and need.on_device <= free.device_free - reserved:
         return "device"
-    reserved = max(RESERVED_BYTES, int(RESERVED_SHARE * free.device_total))
-    if placement == "auto" and need.on_device <= free.device_free - reserved:
-        return "device"
-    if need.paged <= free.device_free and _is_pinnable(need, free):
+    if placement != "device" and need.paged <= free.device_free and _is_pinnable(need, free):
         return "paged"
     raise ValueError(shortage(placement, need, free, name, device))
 
 
-def shortage(
-    placement: str, need: Footprint, free: Memory, name: str, device: torch.device, reason: str | None = None
-) -> str:
-    """Return the message for too little memory: sizes that are needed and free, and a setting that fits.
-
-    Args:
-        reason: why an allocation failed although the memory seemed to be free.
-    """
+def shortage(placement: str, need: Footprint, free: Memory, name: str, device: torch.device) -> str:
+    """Return the message for too little memory: sizes that are needed and free, and a setting that fits."""
     cache = f"the cache's {_gb(need.cache)} included"
     paged = f"{_gb(need.paged)} on {device}, {cache}, and {_gb(need.arcs)} of pinned host memory"
     wanted = {"device": f"{_gb(need.on_device)} on {device}", "paged": paged}
     wanted["auto"] = f"{wanted['device']}, or, paged, {paged}"
     host = "an unknown amount" if free.host_free is None else _gb(free.host_free)
-    text = (
+    return (
         f"placement is {placement!r}: {name} needs {wanted[placement]}; free are "
         f"{_gb(free.device_free)} on {device} and {host} of host memory, of which "
         f"{PINNABLE_SHARE:.0%} may be pinned; {_advice(placement, need, free)}"
     )
-    return f"{text} ({reason})" if reason else text
 
 
 def _is_pinnable(need: Footprint, free: Memory) -> bool:
@@ -267,7 +256,7 @@ class PlacedLM:
         try:
             copy = _upload(self._arrays, device, placement, slots, self._name)
         except (torch.OutOfMemoryError, PinningError) as error:  # another process took the memory, or a limit applies
-            raise ValueError(shortage(placement, need, free, self._name, device, str(error))) from error
+            raise ValueError(f"{shortage(placement, need, free, self._name, device)} ({error})") from error
         _copies[self._key(device, placement)] = copy
         return copy
 

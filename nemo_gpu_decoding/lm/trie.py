@@ -129,7 +129,11 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
     total = sum(reader.counts.values())
     if total > MAX_NGRAMS:
         raise ValueError(f"{reader.path} has {total} n-grams, expected at most {MAX_NGRAMS}")
-    _check_size(reader)
+    # a line has 6 bytes or more: checked before space is reserved
+    least = sum(2 * (order + 1) * count for order, count in reader.counts.items()) - 4 * len(reader.added)
+    if not reader.is_compressed and reader.num_bytes < least - 1:
+        found = f"its header lists {total} n-grams, but the file has only {reader.num_bytes} bytes"
+        raise ValueError(f"{reader.path} is truncated: {found}")
     trie = NGramTrie(reader.counts.values(), zeros)
     if _is_filled(trie, reader.blocks(), reader.symbols, progress, reader.fault):
         return trie
@@ -158,17 +162,6 @@ def _is_filled(
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
     """Convert log10 p to -ln p, float32, by a division as in NeMo, because a product rounds differently."""
     return (log10_weights / -np.log10(np.e)).astype(np.float32)
-
-
-def _check_size(reader: ArpaReader) -> None:
-    """Raise if the file is too small for its header (a line has 6 bytes or more), before space is reserved."""
-    least = sum(2 * (order + 1) * count for order, count in reader.counts.items())
-    least -= 4 * len(reader.added)
-    if not reader.is_compressed and reader.num_bytes < least - 1:
-        raise ValueError(
-            f"{reader.path} is truncated: its header lists {sum(reader.counts.values())} n-grams, "
-            f"but the file has only {reader.num_bytes} bytes"
-        )
 
 
 # -- compiled loops -----------------------------------------------------------------------------------

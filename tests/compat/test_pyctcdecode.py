@@ -15,7 +15,7 @@ import torch
 
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
-from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, OutputBeam, _Options, build_ctcdecoder
+from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, OutputBeam, _Call, build_ctcdecoder
 from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, likely_of, log_probs_of
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
@@ -437,7 +437,7 @@ def test_pruned_history_and_the_state_of_the_lm_are_as_long_as_the_lm_looks_back
     decoder = build_ctcdecoder(CHARACTERS, str(tmp_path / "lm.arpa"))
     texts = ["a a a b", "b a a b", "a b a b", "b b a b", "a a b b", "a a a a"]
     beams = [OutputBeam(text, None, [], 0.0, -float(n)) for n, text in enumerate(texts)]
-    options = _Options(9, -99.0, -5.0, True, (), 9)
+    options = _Call(9, -99.0, -5.0, True, (), 0.0, 9)
     assert len(decoder._beams(beams, options)) == len({tuple(text.split()[1 - max(order, 2) :]) for text in texts})
     assert len(decoder._beams(beams, options)) == kept
     (best, *_) = decoder.decode_beams(log_softmax(9 * np.eye(4)[[1, 0, 2, 0, 1, 0, 2, 0, 1]]))
