@@ -1,10 +1,11 @@
-"""Cache LMs and boosting trees in memory, and lock work between processes.
+"""Cache LMs and boosting trees in memory, lock work between processes, and return free memory.
 
 NeMo rebuilds its decoding objects whenever a model is restored, transcribes with timestamps or changes its strategy.
 The cache keeps LMs and boosting trees, which take seconds to load. A key contains every option and
 file on which the cached object depends.
 """
 
+import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -83,3 +84,13 @@ def is_held(lock: Path) -> bool:
         except OSError:  # held, or a file system without locks
             return True
     return False
+
+
+def return_memory() -> None:
+    """Return freed memory to the operating system.
+
+    glibc keeps freed memory blocks below used ones. Batches have different sizes, fit into few kept blocks, and get
+    new blocks: without this call, the process grows over hours.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # C libraries other than glibc lack the function
+        ctypes.CDLL(None).malloc_trim(0)

@@ -22,7 +22,6 @@ KINDS = ("bpe", "wpe", "char", "byte_bpe")
 WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
 CONTINUATION = "##"  # WordPiece's mark of a piece inside a word
 SPACE_BYTE = "Ġ"  # the space before a word in byte-level BPE (GPT-2, Whisper)
-CASE_MATTERS = "; letter case matters: convert the text"
 OTHER_CASE = "phrases in a letter case that the model does not have are boosted in one that it has"
 _SEPARATORS = (" ", "|")  # of character models; "|" is wav2vec2's
 _UNKNOWN = ("<unk>", "[UNK]")
@@ -56,6 +55,10 @@ class WordSpan(NamedTuple):
     text: str
     first_token: int
     end_token: int
+
+
+class LetterCaseError(ValueError):
+    """A ValueError about a text that the vocabulary has only in another letter case."""
 
 
 @dataclass(frozen=True)
@@ -270,9 +273,8 @@ class Vocabulary:
                 return form, ids
             missing = missing or uncovered
         is_case = set(missing.swapcase()) <= self._alphabet
-        note = CASE_MATTERS if is_case else ""
-        lacking = f"phrase {written or text!r} has the character {missing!r}"
-        raise ValueError(f"{lacking}, which is not in the model's vocabulary{note}")
+        lacking = f"phrase {written or text!r} has the character {missing!r}, which is not in the model's vocabulary"
+        raise LetterCaseError(f"{lacking}; letter case matters: convert the text") if is_case else ValueError(lacking)
 
     def segmentations(
         self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None
@@ -302,7 +304,7 @@ class Vocabulary:
                 faults.append(error)
         if not canonical:  # a character missing in lower case too is the better reason
             named = faults[: 1 if text == text.lower() else 2]
-            raise next((fault for fault in named if not str(fault).endswith(CASE_MATTERS)), faults[0])
+            raise next((fault for fault in named if not isinstance(fault, LetterCaseError)), faults[0])
         found = dict.fromkeys(map(tuple, canonical))
         for spelling, first in zip(spellings, canonical, strict=True):
             own = {tuple(first)}

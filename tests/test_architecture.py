@@ -202,22 +202,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # ---------------------- Budgets: the package, its tests and its docs grow on purpose or not at all
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 2008,
+    "(root)": 2011,
     "cli": 2065,
     "cluster": 431,
     "compat": 965,
     "cuda": 948,
-    "fusion": 2111,
+    "fusion": 2101,
     "graph": 1546,
-    "live": 1250,
+    "live": 1245,
     "lm": 1846,
-    "nemo_plugin": 3788,
+    "nemo_plugin": 3692,
     "search": 11190,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41996
-PACKAGE_FILES = 190
-TESTS_LINES = 38994
+PACKAGE_LINES = 41864
+PACKAGE_FILES = 191
+TESTS_LINES = 39003
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.audio import MonoReader, Sound, check_channel_selector, write_mono
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.manifest import find_audio, find_utterances, read_manifest, references_of, usable
 from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.transcript import BoostedPhrase, Totals, Transcript, Word, row_of
@@ -145,7 +146,7 @@ def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
     manifest = write_manifest(folder, {**row, "duration": 9.0, "wer": 1.0, "error": "old", "pred_text": "old"})
     (utterance,) = read_manifest(manifest)
     assert utterance.fields == {"uid": 7, "speaker": "ann", "phrases": ["x"]}
-    assert utterance.request.phrases == ("x",)
+    assert utterance.request == WrittenRequest(["x"])
     assert row_of(utterance, Transcript("ho", -1.0), Totals()) == {
         **row, "duration": 0.5, "pred_text": "ho", "score": -1.0, "wer": 1.0,
     }  # fmt: skip
@@ -213,11 +214,11 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"audio_filepath": "b.wav", "offset": 0, "duration": 0}, "line 2: duration is 0, expected a finite .* > 0"),
         ({"audio_filepath": "b.wav", "offset": 0, "duration": [1]}, r"line 2: duration is \[1\], expected a finite"),
         ({"audio_filepath": "b.wav", "duration": -1}, "line 2: duration is -1, expected a finite number >= 0"),
-        ({"audio_filepath": "b.wav", "allowed_price": math.nan}, "line 2: allowed_price is nan, expected a finite"),
+        ({"audio_filepath": "b.wav", "allowed_price": math.nan}, "line 2: allowed_price is nan, expected a number"),
         ({"audio_filepath": "b.wav", "grammar": "commands.txt"}, "grammar is 'commands.txt', expected a list"),
         ({"audio_filepath": "b.wav", "grammar": ["a"], "phrases": ["a"]}, "expected none with a grammar"),
         ({"audio_filepath": "b.wav", "phrases": [{"phrase": "a", "weight": "2"}]}, "line 2: weight of phrase 'a'"),
-        ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),
+        ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected a string or None"),
     ],
 )
 def test_a_bad_line_of_a_manifest_is_a_fault_of_its_own_utterance(folder, row, problem):

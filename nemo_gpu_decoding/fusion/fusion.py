@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_kind, check_number, did_you_mean
@@ -46,21 +47,10 @@ class Fusion:
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
     def check_rules(self) -> None:
-        check_lm_pool(self.lm_pool, self.lm_pool_weights)
+        check_lms(self)
         if self.grammar is not None and self.boosting is not None:
             given = getattr(self.boosting, "name", self.boosting)
             raise FieldError("boosting", given, "None", "with a grammar, which has all sentences")
-        if self.source_lm is None:
-            if self.source_lm_weight:
-                note = f"with source_lm_weight {self.source_lm_weight}"
-                raise FieldError("source_lm", None, "an LM to subtract", note)
-            return
-        if self.source_lm_weight is None:
-            raise FieldError("source_lm_weight", None, "the weight of source_lm, a number >= 0")
-        if self.lm is None and not self.lm_pool:
-            raise FieldError("lm", None, "the LM from which source_lm is subtracted")
-        if self.source_lm_weight > 0 and self.lm_weight == 0:
-            raise FieldError("lm_weight", self.lm_weight, "a number > 0", "with a source_lm")
 
     @cached_property
     def token_lm(self) -> BackoffAutomaton | None:
@@ -124,8 +114,9 @@ class Request:
             raise FieldError("lm_weight", self.lm_weight, "None or 0", f"with lm '{NO_LM}'")
 
 
-def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:
-    """Raise a FieldError unless all LM names are usable, and every weight is > 0 and belongs to an LM."""
+def check_lms(given: Any) -> None:
+    """Raise a FieldError unless the LMs of a `Fusion`, or of options with its fields, have weights and valid names."""
+    pool, weights = given.lm_pool, given.lm_pool_weights
     check_kind("lm_pool", pool, Mapping)
     check_kind("lm_pool_weights", weights, Mapping)
     for name in pool:
@@ -135,6 +126,17 @@ def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> N
         if name not in pool:
             raise FieldError("lm_pool_weights", name, f"names of LMs in lm_pool: {', '.join(pool) or 'it is empty'}")
         check_number(f"lm_pool_weights[{name}]", weight, above_zero=True)
+    if given.source_lm is None:
+        if given.source_lm_weight:
+            note = f"with source_lm_weight {given.source_lm_weight}"
+            raise FieldError("source_lm", None, "an LM to subtract", note)
+        return
+    if given.source_lm_weight is None:
+        raise FieldError("source_lm_weight", None, "the weight of source_lm, a number >= 0")
+    if given.lm is None and not pool:
+        raise FieldError("lm", None, "the LM from which source_lm is subtracted")
+    if given.source_lm_weight > 0 and given.lm_weight == 0:
+        raise FieldError("lm_weight", given.lm_weight, "a number > 0", "with a source_lm")
 
 
 def _joined(

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, NothingLeftError, check_number, leave_out, warn_once
 from nemo_gpu_decoding.plain_text import decoded, lines_of
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import WORD_START
 from nemo_gpu_decoding.words import is_unspaced, joined, words_of
 
@@ -347,9 +348,10 @@ def is_word_character(character: str) -> bool:
     return bool(character) and unicodedata.category(character)[0] in "LNM" and not is_unspaced(character)
 
 
+@checked_options
 @dataclass(frozen=True)
 class WrittenRequest:
-    """An utterance's request as manifests and clients write it, with keys of `beam`; None keeps the config's value.
+    """An utterance's request as users write it, with keys of `beam`; None keeps the config's value.
 
     A grammar is a list of sentences, never a file. A price without tokens or sentences replaces the config's price.
 
@@ -357,46 +359,35 @@ class WrittenRequest:
         FieldError: a value has a wrong type or is out of range, or there are phrases beside a grammar.
     """
 
-    phrases: tuple[Any, ...] | None = None  # texts, `Phrase`s, or objects with the keys of `key_phrase_items_list`
+    phrases: Sequence[Any] | None = None  # anything for `as_phrase`, which becomes `Phrase`s
+    boosting_weight: float | None = option(None, above=0)  # of these phrases, natural log
     lm: str | None = None  # a name in `lm_pool`
     allowed_scripts: tuple[str, ...] | None = None
     allowed_tokens: tuple[str, ...] | None = None
-    allowed_price: float | None = None
+    allowed_price: float | None = option(None, low=0, infinite=True)
     grammar: tuple[str, ...] | None = None
-    grammar_price: float | None = None
+    grammar_price: float | None = option(None, above=0, infinite=True)
     biasing_request: Mapping[str, Any] | None = None  # phrases with their options and weight, as in NeMo's manifests
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.lm, str | None):
-            raise FieldError("lm", self.lm, "the name of an LM")
-        is_list = isinstance(self.phrases, list | tuple)
-        if self.phrases is not None and not (is_list and all(map(_is_phrase, self.phrases))):
+    def check_rules(self) -> None:
+        if not isinstance(self.phrases, list | tuple | None):
             known = "a list of texts, or of objects with phrase, and optionally weight, lang and aliases"
             raise FieldError("phrases", self.phrases, known)
-        for item in self.phrases or ():
-            as_phrase(item)
-        for name in ("allowed_scripts", "allowed_tokens"):
-            self._check_texts(name, "a list of texts that are not blank")
-        self._check_texts("grammar", "a list of sentences")
-        for name in ("allowed_price", "grammar_price"):
-            price = getattr(self, name)
-            if price == "inf":  # JSON has no other form
-                object.__setattr__(self, name, math.inf)
-            elif price is not None and price != math.inf:
-                check_number(name, price, above_zero=name == "grammar_price")
+        if self.phrases is not None:
+            object.__setattr__(self, "phrases", tuple(map(as_phrase, self.phrases)))
+        for name in ("allowed_scripts", "allowed_tokens", "grammar"):
+            texts = getattr(self, name)
+            is_list = isinstance(texts, list | tuple) and len(texts) > 0
+            if texts is not None and not (is_list and all(isinstance(text, str) and text.strip() for text in texts)):
+                what = "sentences" if name == "grammar" else "texts that are not blank"
+                raise FieldError(name, texts, f"a list of {what}")
+            object.__setattr__(self, name, texts and tuple(texts))
         if self.phrases and self.grammar is not None:
-            raise FieldError("phrases", list(self.phrases), "none with a grammar, which has all sentences")
+            raise FieldError("phrases", self.shown["phrases"], "none with a grammar, which has all sentences")
         if self.biasing_request is not None and not (self.phrases is self.grammar is None):
             raise FieldError("biasing_request", self.biasing_request, "none beside phrases or a grammar")
-
-    def _check_texts(self, name: str, expected: str) -> None:
-        texts = getattr(self, name)
-        if texts is None:
-            return
-        is_list = isinstance(texts, list | tuple) and len(texts) > 0
-        if not (is_list and all(isinstance(text, str) and text.strip() for text in texts)):
-            raise FieldError(name, texts, expected)
-        object.__setattr__(self, name, tuple(texts))
+        if self.boosting_weight is not None and self.phrases is None:
+            raise FieldError("boosting_weight", self.boosting_weight, "phrases that it is for")
 
     @property
     def given(self) -> dict[str, Any]:
@@ -419,19 +410,13 @@ def written_request(row: Mapping[str, Any]) -> WrittenRequest | None:
         FieldError: a value is invalid; the error names its key.
     """
     given = {key: row[key] for key in REQUEST_KEYS if row.get(key) is not None}
-    if isinstance(given.get("phrases"), list):
-        given["phrases"] = tuple(given["phrases"])
-    return WrittenRequest(**given) if given else None
+    prices = {key: math.inf for key, value in given.items() if value == "inf"}  # JSON has no other form
+    return WrittenRequest(**given | prices) if given else None
 
 
 def _shown(value: Any) -> Any:
+    value = [getattr(item, "text", item) for item in value] if isinstance(value, tuple) else value
     if len(repr(value)) <= MOST_SHOWN:
-        return list(value) if isinstance(value, tuple) else value
+        return value
     what = "an object" if isinstance(value, Mapping) else "a list"
     return f"{value[:MOST_SHOWN]}..." if isinstance(value, str) else f"{what} of {len(value)}"
-
-
-def _is_phrase(item: Any) -> bool:
-    if isinstance(item, dict):
-        return isinstance(item.get("phrase"), str) and item.keys() <= {"phrase", "weight", "lang", "aliases"}
-    return isinstance(item, str | Phrase)

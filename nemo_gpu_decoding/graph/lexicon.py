@@ -22,7 +22,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.vocabulary import CASE_MATTERS, Vocabulary
+from nemo_gpu_decoding.vocabulary import LetterCaseError, Vocabulary
 
 Spelling = tuple[int, ...]
 
@@ -67,19 +67,19 @@ class Lexicon:
                 pieces as possible. More spellings allow more alignments and make the graph larger.
         """
         spellings: dict[str, tuple[Spelling, ...]] = {}
-        reason = ""
+        faults: dict[type[ValueError], ValueError] = {}  # the first one of each class
         for word in words:
             if word.startswith("<") and word.endswith(">"):
                 continue
             try:
                 splits = vocabulary.segmentations(word, segmentations)
             except ValueError as error:
-                is_case = CASE_MATTERS in str(error) and CASE_MATTERS not in reason  # which can be mended
-                reason = str(error) if is_case else reason or str(error)
+                faults.setdefault(type(error), error)
                 continue
             spellings[word] = tuple(map(tuple, splits))
             if vocabulary.space is not None:
                 spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
+        reason = str(faults.get(LetterCaseError) or next(iter(faults.values()), ""))  # the one that can be mended
         return cls(spellings, len(vocabulary), reason, beginning_tokens=beginning_tokens(vocabulary))
 
     @classmethod

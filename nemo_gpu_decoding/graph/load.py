@@ -37,7 +37,7 @@ class GraphOptions:
     words: Path | None = option(None, nemo="words_path")  # words.txt of an OpenFst file
     open_vocabulary: OpenVocabulary | None = option(None, nemo=None)
     segmentations: int = option(1, low=1)  # spellings of each word
-    added_words: tuple[str, ...] | Path | None = None  # words that the LM lacks, or a text file of words or phrases
+    added_words: Path | tuple[str, ...] | None = None  # words that the LM lacks, or a text file of words or phrases
     source_lang: str | None = None  # for aggregate tokenizers: the language of the LM
 
 

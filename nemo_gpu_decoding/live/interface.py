@@ -31,7 +31,6 @@ class StreamOptions:
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
     sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
     partials: bool = True  # false: finals only
-    boosting_weight: float | None = None  # of these phrases, natural log
     # seconds of silence that end an utterance; < 0: none does
     end_silence: float | None = option(None, high=MAX_END_SILENCE, infinite=True)
     language: str | None = None  # for models with a language option
@@ -45,7 +44,7 @@ class Chunk(NamedTuple):
     samples: np.ndarray  # [n] float32 in -1 .. 1; `chunk_samples` of them, up to that many in the last chunk
     is_first: bool = False
     is_last: bool = False
-    options: Any = None  # from `prepare`, with the first chunk
+    options: Any = None  # of the stream, from `prepare`
 
 
 class StepOutput(NamedTuple):
@@ -136,17 +135,24 @@ class Address:
 
 @checked_options
 @dataclass
-class Limits:
+class StreamCount:
+    """The limit of streams, which the server and its pipeline have in common."""
+
+    topic = "limits of clients"
+
+    # Maximum number of open streams.
+    max_streams: int = option(64, low=1, high=100_000)
+
+
+@checked_options
+@dataclass
+class Limits(StreamCount):
     """Limits of the server for streams, uploads and options of clients, and its timeouts.
 
     Raises:
         ValueError: a limit is out of range.
     """
 
-    topic = "limits of clients"
-
-    # Maximum number of open streams.
-    max_streams: int = option(64, low=1, high=1 << 31)
     # Maximum size of a message, in bytes.
     max_message_bytes: int = option(1_000_000, low=1, high=1 << 31)
     # Maximum number of phrases and aliases per stream. Together they may have 50 times as many characters.
@@ -169,7 +175,7 @@ class Limits:
 
 @checked_options
 @dataclass
-class PipelineOptions:
+class PipelineOptions(StreamCount):
     """Options of NeMo's streaming pipeline. A cache-aware model's encoder defines the chunk size."""
 
     topic = "pipeline"
@@ -188,7 +194,5 @@ class PipelineOptions:
     # Kaldi's endpointing rules, in place of end_silence: kaldi for the defaults, or single values, such as
     # {rule2: {min_trailing_silence: 0.8}}.
     rules: Any = None
-    # Maximum number of open streams.
-    max_streams: int = option(64, low=1, high=100_000)
     # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
     max_n_best: int | None = option(None, low=1, high=MAX_N_BEST)

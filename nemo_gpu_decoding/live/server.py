@@ -14,7 +14,6 @@ browsers, which cannot set headers.
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import hmac
 import json
@@ -35,6 +34,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from nemo_gpu_decoding.cache import return_memory
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live import transcriptions
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
@@ -351,11 +351,9 @@ class LiveServer(uvicorn.Server):
 
 async def _return_free_memory() -> None:
     """Return free memory to the system every `TRIM_SECONDS`: fragments would make the heap grow for hours."""
-    with contextlib.suppress(AttributeError, OSError):  # C libraries other than glibc lack the function
-        trim = ctypes.CDLL(None).malloc_trim
-        while True:
-            await asyncio.sleep(TRIM_SECONDS)
-            trim(0)
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        return_memory()
 
 
 async def _receive(socket: WebSocket) -> str | bytes:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_request
+from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, written_request
 from nemo_gpu_decoding.live.interface import MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
@@ -58,18 +58,16 @@ def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
         if key not in START_KEYS:
             raise FieldError(key[:SHOWN], _short(value), f"none; the keys are {', '.join(START_KEYS)}")
     given = {key: _short(value) for key, value in message.items() if key not in REQUEST_KEYS}
-    phrases, weight = message.get("phrases", ()), given.get("boosting_weight")
+    phrases, weight = message.get("phrases", ()), _short(message.get("boosting_weight"))
     _check_phrases(phrases, limits)
-    if weight is not None:
-        if not phrases:
-            raise FieldError("boosting_weight", weight, "phrases that it is for")
-        if not _is_number(weight) or not 0 < weight <= limits.max_boosting_weight:
-            raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if weight is not None and not (is_number and 0 < weight <= limits.max_boosting_weight):
+        raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
     if len(str(message.get("lm"))) > SHOWN:
         raise FieldError("lm", _short(message["lm"]), "the name of an LM")
     _check_grammar(message)
     try:
-        request = written_request(message | {"phrases": list(map(as_phrase, phrases)) or None})
+        request = written_request(message | {"phrases": phrases or None})
     except FieldError as error:
         raise FieldError(error.field, _short(error.value), error.expected) from None
     return StreamOptions(request, **given)
@@ -90,10 +88,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | dict):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_grammar(message: dict[str, Any]) -> None:

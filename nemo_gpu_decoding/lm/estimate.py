@@ -228,8 +228,8 @@ def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
         if all(0 <= discount <= k for k, discount in enumerate(discounts, 1)):
             return np.array([0.0, *discounts])
     logger.warning(
-        "of all %d-grams %d, %d, %d, %d occur once to four times: too few for Kneser-Ney discounts, which is usual for "
-        "1-grams of tokens and for little text; using %s",
+        "of all %d-grams %d, %d, %d, %d occur once to four times: too few for Kneser-Ney discounts, which is usual "
+        "for 1-grams of tokens and for little text; using %s",
         order, one, two, three, four, ", ".join(map(str, _FALLBACK)),
     )  # fmt: skip
     return np.array([0.0, *_FALLBACK])

@@ -1,9 +1,8 @@
 """Define subclasses of NeMo's decoding classes, and wrap NeMo's constructors so that they create these subclasses.
 
 NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. NeMo's constructor prepares text,
-timestamps and confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A
-function creates each subclass with one base, because Python changes an object's class only between equal memory
-layouts. The subclass inherits all other methods.
+timestamps and confidence. Then the wrapper replaces the inner decoder, and changes the object's class: `adapted` puts
+an adapter before the class that the object has.
 
 With a word graph, the search returns words with frames, and the text is made of these words. NeMo itself joins tokens
 to text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
@@ -14,20 +13,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
-from functools import cache, partial
+from functools import cache
 from inspect import BoundArguments
+from pkgutil import resolve_name
 from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from nemo.collections.asr.parts.submodules.ctc_decoding import AbstractCTCDecoding
+from nemo.collections.asr.parts.submodules.rnnt_decoding import AbstractRNNTDecoding
 from nemo.collections.asr.parts.utils.timestamp_utils import flatten_char_offsets, get_segment_offsets
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 from nemo.utils import logging
 from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.checks import check_kind, having
+from nemo_gpu_decoding.checks import FieldError, check_kind, having
 from nemo_gpu_decoding.metrics import calibrated
 from nemo_gpu_decoding.nemo_plugin import hypotheses as kinds
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
@@ -40,19 +42,21 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 from nemo_gpu_decoding.words import has_unspaced, joined, single_spaced
 
 
-def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
-    """Replace aliases in NeMo's words and segments; if the number of words changes, the phrase is one entry."""
+def written_stamps(decoding: Any, hypothesis: kinds.BeamHypothesis, ids: Sequence[int], level: str) -> dict[str, list]:
+    """Return one level of NeMo's timestamps, with words of scripts without spaces and with phrases for their aliases.
+
+    If the number of words changes, a phrase is one entry."""
     aliases, stamps = hypothesis.aliases, hypothesis.timestamp
-    if aliases is None or not isinstance(stamps, dict):
-        return
-    if "word" in stamps:
+    divide_words(stamps, ids, decoding.decoding.vocabulary())
+    if aliases is not None:
         words = stamps["word"]
         stamps["word"] = [
             {**words[first], "word": text, "end_offset": words[end - 1]["end_offset"]}
             for first, end, text in aliases.words([word["word"] for word in words])
         ]
-    for segment in stamps.get("segment", ()):
-        segment["segment"] = aliases.written(segment["segment"])
+        for segment in stamps["segment"]:
+            segment["segment"] = aliases.written(segment["segment"])
+    return level_of(stamps, level)
 
 
 def divide_words(stamps: dict[str, list], ids: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -69,10 +73,9 @@ def divide_words(stamps: dict[str, list], ids: Sequence[int], vocabulary: Vocabu
 
 def level_of(stamps: dict[str, list], level: str) -> dict[str, list]:
     """Return NeMo's timestamps of one level: "char", "word" or "segment"; "all" keeps every level."""
-    return {name: spans for name, spans in stamps.items() if level == "all" or name in (level, "timestep")}
-
-
-_WITH_TOKENS = {"word": "all"}  # levels of NeMo's timestamps that have no tokens, and one that has them
+    if level not in ("all", *stamps):
+        raise FieldError("timestamp_type", level, "char, word, segment or all")
+    return stamps if level == "all" else {name: stamps[name] for name in ("timestep", level)}
 
 
 def written_text(hypothesis: Any, text: str) -> str:
@@ -146,153 +149,145 @@ def native_lists(wrapped: Callable[..., Any], decoding: Any, call: BoundArgument
 
 
 @cache
-def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """Return a cached subclass of a decoding class (of NeMo or a user), with the same name as that class."""
-    subclass = adapt(cls)
-    subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
-    return subclass
+def adapted(cls: type, adapter: type) -> type:
+    """Return a cached subclass of a class (of NeMo or a user) that has the methods of an adapter first.
+
+    The adapter derives from the base of NeMo's classes, because Python changes an object's class only between equal
+    memory layouts. The subclass has the name of the class."""
+    return type(cls)(cls.__name__, (adapter, cls), {"__qualname__": cls.__qualname__})
 
 
-def adapted_ctc(base: Any) -> type:
-    class CTCAdapter(base):
-        """A CTC decoding class for searches that return tokens or words of a graph instead of frame labels.
+class CTCAdapter(AbstractCTCDecoding):
+    """A CTC decoding class for searches that return tokens or words of a graph instead of frame labels.
 
-        With a word graph, hypotheses may have only tokens: NeMo's cache-aware streaming passes greedy labels."""
+    With a word graph, hypotheses may have only tokens: NeMo's cache-aware streaming passes greedy labels."""
 
-        def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
-            """Set `text` to a string or, with timestamps, to (token ids, start frame steps, frames per token)."""
-            for hypothesis in hypotheses_list:
-                ids = hypothesis.y_sequence.tolist()
-                if self.compute_timestamps is True:
-                    lengths = np.diff(hypothesis.token_frames, prepend=0).tolist()
-                    hypothesis.text = (ids, lengths, hypothesis.token_repeats)
-                elif isinstance(hypothesis, kinds.WordHypothesis):
-                    hypothesis.text = self.text_of(hypothesis)
-                else:
-                    text = self.decode_tokens_to_str_with_strip_punctuation(ids)
-                    hypothesis.text = written_text(hypothesis, text)
-            return hypotheses_list
-
-        def compute_ctc_timestamps(self, hypothesis: kinds.BeamHypothesis, timestamp_type: str = "all") -> Any:
-            """Compute timestamps from the triple in `text`, and the confidence that NeMo's n-best branch does not
-            compute. Words of a graph have the frames of the search."""
-            if len(hypothesis.text) == 3:
-                if self.preserve_token_confidence:
-                    self.compute_confidence([hypothesis])
-                hypothesis.text = hypothesis.text[:2]
-            if isinstance(hypothesis, kinds.WordHypothesis):
-                hypothesis.timestamp = self._stamps(hypothesis, timestamp_type)
+    def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
+        """Set `text` to a string or, with timestamps, to (token ids, start frame steps, frames per token)."""
+        for hypothesis in hypotheses_list:
+            ids = hypothesis.y_sequence.tolist()
+            if self.compute_timestamps is True:
+                lengths = np.diff(hypothesis.token_frames, prepend=0).tolist()
+                hypothesis.text = (ids, lengths, hypothesis.token_repeats)
+            elif isinstance(hypothesis, kinds.WordHypothesis):
                 hypothesis.text = self.text_of(hypothesis)
-                return hypothesis
-            ids = hypothesis.text[0]
-            hypothesis = super().compute_ctc_timestamps(hypothesis, _WITH_TOKENS.get(timestamp_type, timestamp_type))
-            divide_words(hypothesis.timestamp, ids, self.decoding.vocabulary())
-            hypothesis.timestamp = level_of(hypothesis.timestamp, timestamp_type)
-            hypothesis.text = written_text(hypothesis, hypothesis.text)
-            write_aliases(hypothesis)
+            else:
+                text = self.decode_tokens_to_str_with_strip_punctuation(ids)
+                hypothesis.text = written_text(hypothesis, text)
+        return hypotheses_list
+
+    def compute_ctc_timestamps(self, hypothesis: kinds.BeamHypothesis, timestamp_type: str = "all") -> Any:
+        """Compute timestamps from the triple in `text`, and the confidence that NeMo's n-best branch does not
+        compute. Words of a graph have the frames of the search."""
+        if len(hypothesis.text) == 3:
+            if self.preserve_token_confidence:
+                self.compute_confidence([hypothesis])
+            hypothesis.text = hypothesis.text[:2]
+        if isinstance(hypothesis, kinds.WordHypothesis):
+            hypothesis.timestamp = self._stamps(hypothesis, timestamp_type)
+            hypothesis.text = self.text_of(hypothesis)
             return hypothesis
+        ids = hypothesis.text[0]
+        hypothesis = super().compute_ctc_timestamps(hypothesis)  # all levels: words are made from tokens
+        hypothesis.timestamp = written_stamps(self, hypothesis, ids, timestamp_type)
+        hypothesis.text = written_text(hypothesis, hypothesis.text)
+        return hypothesis
 
-        def ctc_decoder_predictions_tensor(self, *args: Any, **kwargs: Any) -> list:
-            return listed(super().ctc_decoder_predictions_tensor(*args, **kwargs), self.compute_timestamps)
+    def ctc_decoder_predictions_tensor(self, *args: Any, **kwargs: Any) -> list:
+        return listed(super().ctc_decoder_predictions_tensor(*args, **kwargs), self.compute_timestamps)
 
-        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
-            if not isinstance(hypothesis, kinds.WordHypothesis):
-                return mapped(self, confidence_of_words(self, hypothesis, super()._aggregate_token_confidence))
-            of_tokens, words = hypothesis.token_confidence, self._written(hypothesis)
-            confidences = (of_tokens[word.first_token : word.end_token] for word in words)
-            return mapped(self, [self._aggregate_confidence(of_word) for of_word in confidences])
-
-        def _written(self, hypothesis: kinds.WordHypothesis | WordPath) -> list[GraphWord]:
-            words = written_words(hypothesis.words, self.supported_punctuation or ())
-            aliases = getattr(hypothesis, "aliases", None)
-            if aliases is None:
-                return words
-            return [
-                words[first]._replace(text=text, end_frame=last.end_frame, end_token=last.end_token)
-                for first, end, text in aliases.words([word.text for word in words])
-                for last in [words[end - 1]]
-            ]
-
-        def text_of(self, hypothesis: kinds.WordHypothesis | WordPath) -> str:
-            words = [word.text for word in self._written(hypothesis)]
-            return joined(words) if any(map(has_unspaced, words)) else self.word_seperator.join(words)
-
-        def _stamps(self, hypothesis: kinds.WordHypothesis, level: str) -> dict[str, list]:
-            """Return NeMo's `timestamp` dictionary with the frames of tokens and words from the search."""
-            words = [
-                {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
-                for word in self._written(hypothesis)
-            ]
-            segments = get_segment_offsets(
-                words,
-                segment_delimiter_tokens=self.segment_seperators,
-                supported_punctuation=self.supported_punctuation,
-                segment_gap_threshold=self.segment_gap_threshold,
-            )
-            levels = {"char": self._token_offsets(hypothesis), "word": words, "segment": segments}
-            return level_of({"timestep": list(hypothesis.token_frames), **levels}, level)
-
-        def _token_offsets(self, hypothesis: kinds.WordHypothesis) -> list[dict[str, Any]]:
-            tokens = hypothesis.y_sequence.tolist()
-            texts = [self.decode_tokens_to_str(self.decode_ids_to_tokens([token])) for token in tokens]
-            spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
-            return [{"char": text, "start_offset": start, "end_offset": start + n} for text, start, n in spans]
-
-    return CTCAdapter
-
-
-def adapted_rnnt(base: Any) -> type:
-    class RNNTAdapter(base):
-        """A transducer decoding class whose n-best lists have timestamps and confidence."""
-
-        def decode_hypothesis(self, hypotheses_list: list[Any]) -> list:
-            for hypothesis in super().decode_hypothesis(hypotheses_list):
-                hypothesis.text = written_text(hypothesis, hypothesis.text)
-            return hypotheses_list
-
-        def decode_ids_to_tokens(self, tokens: list[int]) -> list[str]:
-            """Return the texts of tokens; NeMo loses the last characters of TDT models."""
-            labels = getattr(self, "labels_map", None)
-            if labels is None:
-                return super().decode_ids_to_tokens(tokens)
-            return [labels[token] for token in tokens if token in labels]
-
-        def compute_rnnt_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
-            hypothesis = super().compute_rnnt_timestamps(hypothesis, _WITH_TOKENS.get(timestamp_type, timestamp_type))
-            divide_words(hypothesis.timestamp, hypothesis.y_sequence.tolist(), self.decoding.vocabulary())
-            hypothesis.timestamp = level_of(hypothesis.timestamp, timestamp_type)
-            write_aliases(hypothesis)
-            return hypothesis
-
-        def rnnt_decoder_predictions_tensor(
-            self, encoder_output, encoded_lengths, return_hypotheses: bool = False, partial_hypotheses: Any = None
-        ) -> list:
-            """Decode like NeMo's method, and compute confidence also for n-best lists, where NeMo computes none. An
-            n-best list has the fields of a hypothesis that NeMo reads."""
-            results = super().rnnt_decoder_predictions_tensor(
-                encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
-            )
-            for result in results:
-                if return_hypotheses and isinstance(result, list) and self.preserve_token_confidence:
-                    self.compute_confidence(result)
-            return listed(results, self.compute_timestamps and return_hypotheses)
-
-        def compute_confidence(self, hypotheses_list: list[Any]) -> list:
-            """Call NeMo's method with the start frames of tokens; word times have replaced them in `timestamp`."""
-            stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
-            for hypothesis in hypotheses_list:
-                if isinstance(hypothesis, kinds.TransducerHypothesis):
-                    hypothesis.timestamp = hypothesis.token_frames
-            try:
-                return super().compute_confidence(hypotheses_list)
-            finally:
-                for hypothesis, stamp in zip(hypotheses_list, stamps, strict=True):
-                    hypothesis.timestamp = stamp
-
-        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+    def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+        if not isinstance(hypothesis, kinds.WordHypothesis):
             return mapped(self, confidence_of_words(self, hypothesis, super()._aggregate_token_confidence))
+        of_tokens, words = hypothesis.token_confidence, self._written(hypothesis)
+        confidences = (of_tokens[word.first_token : word.end_token] for word in words)
+        return mapped(self, [self._aggregate_confidence(of_word) for of_word in confidences])
 
-    return RNNTAdapter
+    def _written(self, hypothesis: kinds.WordHypothesis | WordPath) -> list[GraphWord]:
+        words = written_words(hypothesis.words, self.supported_punctuation or ())
+        aliases = getattr(hypothesis, "aliases", None)
+        if aliases is None:
+            return words
+        return [
+            words[first]._replace(text=text, end_frame=last.end_frame, end_token=last.end_token)
+            for first, end, text in aliases.words([word.text for word in words])
+            for last in [words[end - 1]]
+        ]
+
+    def text_of(self, hypothesis: kinds.WordHypothesis | WordPath) -> str:
+        words = [word.text for word in self._written(hypothesis)]
+        return joined(words) if any(map(has_unspaced, words)) else self.word_seperator.join(words)
+
+    def _stamps(self, hypothesis: kinds.WordHypothesis, level: str) -> dict[str, list]:
+        """Return NeMo's `timestamp` dictionary with the frames of tokens and words from the search."""
+        words = [
+            {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
+            for word in self._written(hypothesis)
+        ]
+        segments = get_segment_offsets(
+            words,
+            segment_delimiter_tokens=self.segment_seperators,
+            supported_punctuation=self.supported_punctuation,
+            segment_gap_threshold=self.segment_gap_threshold,
+        )
+        levels = {"char": self._token_offsets(hypothesis), "word": words, "segment": segments}
+        return level_of({"timestep": list(hypothesis.token_frames), **levels}, level)
+
+    def _token_offsets(self, hypothesis: kinds.WordHypothesis) -> list[dict[str, Any]]:
+        tokens = hypothesis.y_sequence.tolist()
+        texts = [self.decode_tokens_to_str(self.decode_ids_to_tokens([token])) for token in tokens]
+        spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
+        return [{"char": text, "start_offset": start, "end_offset": start + n} for text, start, n in spans]
+
+
+class RNNTAdapter(AbstractRNNTDecoding):
+    """A transducer decoding class whose n-best lists have timestamps and confidence."""
+
+    def decode_hypothesis(self, hypotheses_list: list[Any]) -> list:
+        for hypothesis in super().decode_hypothesis(hypotheses_list):
+            hypothesis.text = written_text(hypothesis, hypothesis.text)
+        return hypotheses_list
+
+    def decode_ids_to_tokens(self, tokens: list[int]) -> list[str]:
+        """Return the texts of tokens; NeMo loses the last characters of TDT models."""
+        labels = getattr(self, "labels_map", None)
+        if labels is None:
+            return super().decode_ids_to_tokens(tokens)
+        return [labels[token] for token in tokens if token in labels]
+
+    def compute_rnnt_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
+        hypothesis = super().compute_rnnt_timestamps(hypothesis)
+        ids = hypothesis.y_sequence.tolist()
+        hypothesis.timestamp = written_stamps(self, hypothesis, ids, timestamp_type)
+        return hypothesis
+
+    def rnnt_decoder_predictions_tensor(
+        self, encoder_output, encoded_lengths, return_hypotheses: bool = False, partial_hypotheses: Any = None
+    ) -> list:
+        """Decode like NeMo's method, and compute confidence also for n-best lists, where NeMo computes none. An
+        n-best list has the fields of a hypothesis that NeMo reads."""
+        results = super().rnnt_decoder_predictions_tensor(
+            encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
+        )
+        for result in results:
+            if return_hypotheses and isinstance(result, list) and self.preserve_token_confidence:
+                self.compute_confidence(result)
+        return listed(results, self.compute_timestamps and return_hypotheses)
+
+    def compute_confidence(self, hypotheses_list: list[Any]) -> list:
+        """Call NeMo's method with the start frames of tokens; word times have replaced them in `timestamp`."""
+        stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
+        for hypothesis in hypotheses_list:
+            if isinstance(hypothesis, kinds.TransducerHypothesis):
+                hypothesis.timestamp = hypothesis.token_frames
+        try:
+            return super().compute_confidence(hypotheses_list)
+        finally:
+            for hypothesis, stamp in zip(hypotheses_list, stamps, strict=True):
+                hypothesis.timestamp = stamp
+
+    def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+        return mapped(self, confidence_of_words(self, hypothesis, super()._aggregate_token_confidence))
 
 
 def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> list[GraphWord]:
@@ -314,14 +309,15 @@ GREEDY_EXTRAS = (
 )
 
 
-def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
+def construct(wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
     """Construct NeMo's decoding object with this package's decoder; `wrapped` is NeMo's bound `__init__`.
 
     Raises:
         ValueError: the strategy decodes another family of models, or its options are invalid. In
             `change_decoding_strategy` also: the LM, graph or phrases do not fit the model.
     """
-    cfg = _as_config(call.arguments["decoding_cfg"])
+    cfg, is_ctc = _as_config(call.arguments["decoding_cfg"]), isinstance(instance, AbstractCTCDecoding)
+    family = "ctc" if is_ctc else "rnnt"
     check_sections(cfg, "")
     check_confidence(cfg, family)
     spec = find_strategy(cfg)
@@ -346,10 +342,10 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)
     instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
-    instance.__class__ = adapted(instance.__class__, {"ctc": adapted_ctc, "rnnt": adapted_rnnt}[family])
+    instance.__class__ = adapted(instance.__class__, CTCAdapter if is_ctc else RNNTAdapter)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     try:
-        instance.decoding = spec.build(instance, instance.cfg, **networks)
+        instance.decoding = resolve_name(spec.factory)(instance, instance.cfg, **networks)
     except (ValueError, OSError) as error:
         instance.decoding = _Unusable.of(spec.name, error)
     if _changing.get() and isinstance(instance.decoding, FusedInfer):
@@ -448,10 +444,6 @@ def _are_graphs_off(decoding: Any) -> bool:
         return False
     was_on, can_be_on = inner.disable_cuda_graphs(), inner.maybe_enable_cuda_graphs()
     return can_be_on and not was_on and inner.disable_cuda_graphs()
-
-
-construct_ctc = partial(_construct, "ctc")
-construct_rnnt = partial(_construct, "rnnt")
 
 
 def _as_config(cfg: Any) -> DictConfig:

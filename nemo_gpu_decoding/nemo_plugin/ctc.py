@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer, frame_confidence, load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.engine import BadRow
@@ -106,7 +106,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         assert state.history is not None
         log_probs, confidence = state.history.cpu(), None
         if self.preserve_frame_confidence:
-            confidence = FrameConfidence(self.blank_id, self.confidence_method).of(log_probs)
+            confidence = frame_confidence(log_probs, self.blank_id, self.confidence_method)
         for path, hypothesis in zip(paths, hypotheses, strict=True):
             hypothesis.frame_confidence = confidence
             if self.preserve_alignments:

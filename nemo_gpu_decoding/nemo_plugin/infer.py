@@ -145,14 +145,17 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
-    def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
+    def boosting_of(self, config: BoostingConfig, weight: float | None, lm: str | None = None) -> BackoffAutomaton:
         """Return the boosting tree for a request with `boosting_tree` options.
 
         Args:
             weight: weight of the tree in the search, > 0; None means the default. The default bonuses come from the
-                config's LM, whichever LM the request names.
+                LM of the request.
+            lm: the name of this LM; None means the config's.
         """
-        return load_boosting_tree(config, self.vocabulary(), self.decoder().fusion.lm if weight is None else None)
+        fusion = self.decoder().fusion
+        payer = fusion.lm if lm is None else fusion.lm_pool.get(lm)
+        return load_boosting_tree(config, self.vocabulary(), payer if weight is None else None)
 
     def disable_cuda_graphs(self) -> bool:
         return False  # without effect: this search has no CUDA graphs
@@ -171,16 +174,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return other
 
 
-class FrameConfidence(ConfidenceMethodMixin):
-    """NeMo's confidence of frames, computed by the method in `confidence_cfg.method_cfg`."""
-
-    def __init__(self, blank_id: int, method: dict[str, Any]) -> None:
-        self.blank_id = blank_id
-        self._init_confidence_method(method)
-
-    def of(self, log_probs: torch.Tensor) -> list[float]:
-        """Return the confidence of each frame, in [0, 1], from log-probs [T, V + 1]."""
-        return self._get_confidence(log_probs)
+def frame_confidence(log_probs: torch.Tensor, blank_id: int, method: dict[str, Any]) -> list[float]:
+    """Return NeMo's confidence of each frame, in [0, 1], from log-probs [T, V + 1], by `confidence_cfg.method_cfg`."""
+    measure = ConfidenceMethodMixin()
+    measure.blank_id = blank_id
+    measure._init_confidence_method(method)
+    return measure._get_confidence(log_probs)
 
 
 def nemo_vocabulary(decoding: Any) -> Vocabulary:
@@ -213,21 +212,16 @@ class _EncodeIn:
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
     """Load the LMs and the boosting tree that a config names, or take them from the cache."""
     load = partial(load_ngram_lm, vocab_size=vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
-    lm = source_lm = None
-    if options.lm_path is not None and options.lm_weight > 0:
-        lm = load(options.lm_path)
-    if options.source_lm_path is not None and options.source_lm_weight > 0:
-        source_lm = load(options.source_lm_path)
+    lm = load(options.lm) if options.lm and options.lm_weight > 0 else None
+    source_lm = load(options.source_lm) if options.source_lm and options.source_lm_weight > 0 else None
     payer = lm if options.boosting_weight is None else None
     boosting = load_boosting_tree(options.boosting, vocabulary, payer) if options.has_phrases else None
     weight = weight_of_tree(options.boosting_weight, boosting)
     pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
-    sources = source_lm, options.source_lm_weight
-    source, price = options.grammar, options.grammar_price
-    grammar = None if source is None else load_grammar(source, price, vocabulary)
-    rules = load_allowed(options.allowed, vocabulary), grammar
-    pools = pool, options.lm_pool_weights
-    return Fusion(lm, options.lm_weight, boosting, weight, *sources, *rules, *pools)
+    source = source_lm, options.source_lm_weight
+    allowed = load_allowed(options.allowed, vocabulary)
+    grammar = None if options.grammar is None else load_grammar(options.grammar, options.grammar_price, vocabulary)
+    return Fusion(lm, options.lm_weight, boosting, weight, *source, allowed, grammar, pool, options.lm_pool_weights)
 
 
 def load_grammar(

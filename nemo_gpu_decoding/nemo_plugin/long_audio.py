@@ -6,9 +6,7 @@ model's strategy. Both passes read the file once, from beginning to end, and hol
 memory.
 """
 
-import ctypes
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, MonoReader, open_wav
+from nemo_gpu_decoding.cache import return_memory
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.search.result import Place
@@ -160,18 +159,6 @@ def segment_files(model: Model, file: AudioSource, plan: Plan, size: int, first:
                 read.append(reader.read_readable(at - position(begin))[0])
             yield [_write(Path(folder) / f"{n}.wav", samples, reader.rate) for n, samples in enumerate(read)]
             return_memory()
-
-
-def return_memory() -> None:
-    """Return freed memory to the operating system.
-
-    glibc keeps freed memory blocks below used ones. Batches have different sizes, fit into few kept blocks, and get
-    new blocks: without this call, the process grows over hours.
-    """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
-        if trim is not None:
-            trim(0)
 
 
 def joined(

@@ -77,11 +77,8 @@ class Model:
         self._has_warned_of_channels = False
         self.is_hybrid = hasattr(model, "ctc_decoder")
         is_ctc = hasattr(model.decoding, "ctc_decoder_predictions_tensor")
-        self.heads: dict[str, Head] = {}
-        if self.is_hybrid or is_ctc:
-            self.heads["ctc"] = CTCHead(self)
-        if self.is_hybrid or not is_ctc:
-            self.heads["rnnt"] = TransducerHead(self)
+        kinds = [CTCHead, TransducerHead] if self.is_hybrid else [CTCHead if is_ctc else TransducerHead]
+        self.heads: dict[str, Head] = {kind.name: kind(self) for kind in kinds}
 
     @classmethod
     def load(cls, name: str, *, device: str = "auto", verbose: bool = False, channel: Any = None) -> Model:
@@ -202,7 +199,8 @@ class Model:
         with utterance_requests(self.model, requests) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
         for result in hypotheses:
-            n_best = _as_list(result)
+            is_list = isinstance(result, list | tuple)
+            n_best = list(result if is_list else getattr(result, "n_best_hypotheses", None) or [result])
             ranked = n_best if self.second is None else self.second.reordered(n_best)
             yield self._transcript(ranked, is_list=result is not n_best[0])
 
@@ -309,9 +307,10 @@ class Head(ABC):
         self.model = model
 
     @property
-    @abstractmethod
     def decoding(self) -> Any:
         """Return NeMo's decoding object of this head."""
+        nemo: Any = self.model.model
+        return nemo.ctc_decoding if self.model.is_hybrid and self.name == "ctc" else nemo.decoding
 
     def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
         """Run the encoder and greedy decoding once per file; yield encoder outputs for any number of searches."""
@@ -377,11 +376,6 @@ class CTCHead(Head):
 
     name = "ctc"
 
-    @property
-    def decoding(self) -> Any:
-        nemo: Any = self.model.model
-        return nemo.ctc_decoding if self.model.is_hybrid else nemo.decoding
-
     def _inputs(self, outputs: Outputs, hypotheses: Sequence[Hypothesis]) -> list[np.ndarray]:
         return [hypothesis.y_sequence.detach().float().cpu().numpy() for hypothesis in hypotheses]
 
@@ -401,10 +395,6 @@ class TransducerHead(Head):
 
     name = "rnnt"
 
-    @property
-    def decoding(self) -> Any:
-        return self.model.model.decoding
-
     def _inputs(self, outputs: Outputs, hypotheses: Sequence[Hypothesis]) -> list[np.ndarray]:
         rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()
         return [row[:length].copy() for row, length in zip(rows, outputs["encoded_len"].tolist(), strict=True)]
@@ -422,10 +412,3 @@ class TransducerHead(Head):
 
         nemo: Any = self.model.model
         return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())
-
-
-def _as_list(result: Any) -> list[Any]:
-    if isinstance(result, (list, tuple)):
-        return list(result)
-    n_best = getattr(result, "n_best_hypotheses", None)
-    return list(n_best) if n_best else [result]

@@ -21,7 +21,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import wrapt
@@ -40,9 +40,6 @@ class StrategySpec:
     # "module:callable"; called as `factory(owner, cfg, **networks)` with NeMo's decoding object, its
     # config and, for family rnnt, `decoder` and `joint`; returns what becomes `owner.decoding`
     factory: str
-
-    def build(self, owner: Any, cfg: DictConfig, **networks: Any) -> Any:
-        return pkgutil.resolve_name(self.factory)(owner, cfg, **networks)
 
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -101,8 +98,8 @@ HOOKS = tuple(
     Hook(f"nemo.collections.asr.{module}", owner, method, f"{__package__}.{wrapper}")
     for module, owner, method, wrapper in (
         # constructors of decoding objects
-        ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "adapters:construct_ctc"),
-        ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "adapters:construct_rnnt"),
+        ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "adapters:construct"),
+        ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "adapters:construct"),
         # fail for n-best lists, and for character models
         (
             "parts.submodules.ctc_decoding",
@@ -207,13 +204,7 @@ def register() -> None:
     a source tree must call it once.
     """
     _state.active = True
-    if _state.hooked:
-        for hook in HOOKS:
-            if hook.module in sys.modules:
-                hook.apply(sys.modules[hook.module])
-        return
-    _state.hooked = True
-    for hook in HOOKS:
+    for hook in HOOKS:  # hooks of modules that are imported are called at once, and repeated ones have no effect
         wrapt.register_post_import_hook(hook.apply, hook.module)
 
 
@@ -225,13 +216,7 @@ def unregister() -> None:
             hook.remove(sys.modules[hook.module])
 
 
-@dataclass
-class _State:
-    active: bool = False
-    hooked: bool = False  # post-import hooks cannot be removed: they are set once and check `active`
-
-
-_state = _State()
+_state = SimpleNamespace(active=False)  # post-import hooks cannot be removed: they check it
 
 
 class _Wrapped(wrapt.FunctionWrapper):

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.checks import FieldError, NothingLeftError, check_number, fields_named, having
@@ -20,7 +20,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
 
-    from nemo_gpu_decoding.fusion.boosting import Phrase
+    from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
     from nemo_gpu_decoding.metrics import ConfidenceMap
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
     from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions
@@ -50,25 +50,24 @@ def utterance_requests(
             written request; the numbers of utterances and requests differ.
     """
     infer = infer_of(model)
-    queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
-    pending = _Pending(model, queue, total=len(queue))
-    with having(_pending, pending):
+    queue = deque(_compiled(infer, wanted, boosting_weight) for wanted in requests)
+    total = len(queue)
+    with having(_pending, (model, queue, total)):
         yield
     # not if the block fails: an error inside the block is more informative than leftover requests
-    if pending.queue:
-        used = pending.total - len(pending.queue)
-        raise ValueError(f"requests has {pending.total} entries, but {used} utterances were decoded")
+    if queue:
+        raise ValueError(f"requests has {total} entries, but {total - len(queue)} utterances were decoded")
 
 
 def infer_of(model: ASRModel, where: str = "") -> FusedInfer:
     """Return the decoder of a model's current strategy; raise a ValueError if the strategy is one of NeMo's."""
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
-    infer = getattr(_decoding(model), "decoding", None)
+    infer = getattr(decoding_of(model), "decoding", None)
     getattr(infer, "options", None)  # raises the error of a model that was restored without its files
     if not isinstance(infer, FusedInfer):
         raise ValueError(
-            f"{where}the model decodes with strategy '{_decoding(model).cfg.strategy}', expected "
+            f"{where}the model decodes with strategy '{decoding_of(model).cfg.strategy}', expected "
             f"{' or '.join(STRATEGIES)} (see change_decoding_strategy)"
         )
     return infer
@@ -83,22 +82,21 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
     """Return the requests of the next `batch` utterances that `infer` decodes, or None outside of
     `utterance_requests`.
     """
-    pending = _pending.get()
-    if pending is None or _decoding(pending.model).decoding is not infer:
+    model, queue, total = _pending.get() or (None, deque[Request | None](), 0)
+    if model is None or decoding_of(model).decoding is not infer:
         return None
-    if len(pending.queue) < batch:
-        done = pending.total - len(pending.queue)
-        raise ValueError(f"requests has {pending.total} entries, but after {done} utterances {batch} more are decoded")
-    return [pending.queue.popleft() for _ in range(batch)]
+    if len(queue) < batch:
+        done = total - len(queue)
+        raise ValueError(f"requests has {total} entries, but after {done} utterances {batch} more are decoded")
+    return [queue.popleft() for _ in range(batch)]
 
 
-def request_of(
-    infer: FusedInfer, written: WrittenRequest, boosting_weight: float | None = None, most_letters: int = MOST_LETTERS
-) -> Request:
+def request_of(infer: FusedInfer, written: WrittenRequest, most_letters: int = MOST_LETTERS) -> Request:
     """Compile an utterance's written request: build tree, grammar and language lock, and check them.
 
+    Phrases without a weight have the config's `boosting_tree_alpha`.
+
     Args:
-        boosting_weight: weight of its phrases; None means the config's `boosting_tree_alpha`.
         most_letters: maximum number of letters in its grammar.
 
     Raises:
@@ -108,7 +106,7 @@ def request_of(
 
     fusion, decoder = infer.options.fusion, infer.decoder()
     rules: dict[str, Any] = {}
-    for key in written.given.keys() - {"phrases", "lm", "biasing_request"}:
+    for key in written.given.keys() - {*PHRASES, "boosting_weight", "lm"}:
         if decoder.why_unlocked:
             raise FieldError(key, written.shown[key], f"none: {decoder.why_unlocked}")
     if written.given.keys() & {"allowed_scripts", "allowed_tokens", "allowed_price"}:
@@ -121,11 +119,13 @@ def request_of(
         rules["grammar"] = load_grammar(source, price, infer.vocabulary(), "", most_letters)
     elif fusion.grammar is not None and (given := [name for name in PHRASES if getattr(written, name)]):
         raise FieldError(given[0], written.shown[given[0]], "none: the decoder's grammar has all sentences")
+    boosted = None
     try:
         if written.biasing_request is not None:
             boosted = biasing_request(infer, _of_nemo(written))
-        else:
-            boosted = _as_request(infer, written.phrases, boosting_weight)
+        elif written.phrases is not None:
+            weight = written.boosting_weight or fusion.boosting_weight or None
+            boosted = _boosted(infer, fusion.boosting.of_list(written.phrases), weight, written.lm)
     except FieldError:
         raise
     except (ValueError, OSError) as error:
@@ -185,52 +185,40 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
             "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
             "phrases in boosting_model_cfg"
         )
-    weight = float(biasing.boosting_model_alpha)
-    try:
-        tree = infer.boosting_of(config, weight)
-    except NothingLeftError as error:
-        return request or _without_phrases(infer, error)
-    return replace(request or Request(), boosting=tree, boosting_weight=weight)
+    boosted = _boosted(infer, config, float(biasing.boosting_model_alpha))
+    if request is None or boosted is None:
+        return request or boosted
+    return replace(request, boosting=boosted.boosting, boosting_weight=boosted.boosting_weight)
 
 
-@dataclass
-class _Pending:
-    model: Any
-    queue: deque[Request | None]
-    total: int
+# A model, its requests that are not decoded yet, and their number at first. A context variable, so that the requests
+# of threads are separate; no attribute of the decoder, because `transcribe(timestamps=True)` creates a new decoder.
+_pending: ContextVar[tuple[Any, deque[Request | None], int] | None] = ContextVar("pending_requests", default=None)
 
 
-# A context variable, so that the requests of threads are separate. It is not an attribute of the decoder,
-# because `transcribe(timestamps=True)` creates a new decoder.
-_pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=None)
-
-
-def _decoding(model: Any) -> Any:
+def decoding_of(model: Any) -> Any:
     """Return NeMo's decoding object of the head that a model uses at present."""
     return model.ctc_decoding if getattr(model, "cur_decoder", None) == "ctc" else model.decoding
 
 
-def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None) -> Request | None:
+def _compiled(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None) -> Request | None:
     if wanted is None or isinstance(wanted, Request):
         return wanted
-    if isinstance(wanted, WrittenRequest):
-        return request_of(infer, wanted, boosting_weight)
-    if isinstance(wanted, str):
-        raise ValueError(f"requests holds {wanted!r}, expected a list of phrases, a Request or None")
-    if not wanted:
-        return _without_phrases(infer)
-    weight = infer.options.fusion.boosting_weight or None if boosting_weight is None else boosting_weight
-    if weight == 0.0:
-        raise FieldError("boosting_weight", 0, "a number > 0, or None for the default")
-    try:
-        tree = infer.boosting_of(infer.options.fusion.boosting.of_list(wanted), weight)
-    except NothingLeftError as error:
-        return _without_phrases(infer, error)
-    return Request(boosting=tree, boosting_weight=weight_of_tree(weight, tree, len(wanted)))
+    if not isinstance(wanted, WrittenRequest):
+        wanted = WrittenRequest(wanted, boosting_weight)
+    return request_of(infer, wanted)
 
 
-def _without_phrases(infer: FusedInfer, fault: ValueError | None = None) -> Request | None:
-    """Return a request without phrases; log the warning `fault` if the given phrases cannot be boosted."""
-    if fault is not None:
-        logger.warning("%s; the utterance is decoded without phrases of its own", fault)
+def _boosted(infer: FusedInfer, config: BoostingConfig, weight: float | None, lm: str | None = None) -> Request | None:
+    """Return a request with the phrases of a config; with a warning one without phrases if none can be boosted.
+
+    Args:
+        weight, lm: see `FusedInfer.boosting_of`.
+    """
+    if not config.is_empty:
+        try:
+            tree = infer.boosting_of(config, weight, lm)
+            return Request(tree, weight_of_tree(weight, tree, len(config.key_phrases_list or ())))
+        except NothingLeftError as error:
+            logger.warning("%s; the utterance is decoded without phrases of its own", error)
     return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None

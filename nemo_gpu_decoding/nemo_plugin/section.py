@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
-from nemo_gpu_decoding.fusion.fusion import check_lm_pool
+from nemo_gpu_decoding.fusion.fusion import check_lms
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.metrics import ConfidenceMap
 from nemo_gpu_decoding.plain_text import path_of
@@ -70,20 +70,23 @@ class AllowedOptions:
 @checked_options
 @dataclass(frozen=True)
 class FusionOptions:
-    """The paths and weights of token-level LMs and phrases, before they are loaded."""
+    """The paths and weights of token-level LMs and phrases, before they are loaded, by the names of `Fusion`."""
 
-    lm_path: Path | None = option(None, nemo="ngram_lm_model")
+    lm: Path | None = option(None, nemo="ngram_lm_model")
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
     lm_encoding: str = option("auto", choices=ENCODINGS)
     boosting: BoostingConfig = option(BoostingConfig(), nemo=None)
     boosting_weight: float | None = option(0.0, nemo=None)  # None: the default, see `default_bonuses.py`
-    source_lm_path: Path | None = option(None, nemo="source_lm_model")
+    source_lm: Path | None = option(None, nemo="source_lm_model")
     source_lm_weight: float = option(0.0, low=0, nemo="source_lm_alpha")
     allowed: AllowedOptions = option(AllowedOptions(), nemo=None)
     grammar: Path | tuple[str, ...] | None = None  # a file, see `load_grammar`, or sentences
     grammar_price: float = option(math.inf, low=0, infinite=True)  # of tokens outside
-    lm_pool: Mapping[str, Path] = option({}, nemo=None)  # LMs that requests name
-    lm_pool_weights: Mapping[str, float] = option({}, nemo=None)  # of some of them
+    lm_pool: Mapping[str, Path] = option({})  # LMs that requests name
+    lm_pool_weights: Mapping[str, float] = option({}, nemo="lm_pool_alpha")  # of some of them
+
+    def check_rules(self) -> None:
+        check_lms(self)
 
     @property
     def has_phrases(self) -> bool:
@@ -291,11 +294,13 @@ class Values:
         types = {field.name: str(field.type) for field in fields(cast(Any, kind))}
         names = [name for name, key in keys.items() if name not in settled and key in self.entries]
         read = {"str": lambda key: _spelled(self[key]), "Path | None": self.file, "tuple[str, ...]": self._texts}
+        read |= {"Path | tuple[str, ...] | None": self._file_or_texts}
         options = {name: read.get(types[name], self.__getitem__)(str(keys[name])) for name in names}
         try:
             return kind(**options, **settled)
         except FieldError as error:
-            raise error.named(f"{self.section}.{keys.get(error.field) or error.field}") from None
+            name, *item = error.field.partition("[")
+            raise error.named("".join([f"{self.section}.{keys.get(name) or name}", *item])) from None
         except ValueError as error:  # an error inside a value
             raise ValueError(f"{self.section}: {error}") from None
 
@@ -326,35 +331,25 @@ class Values:
 
     def fusion(self) -> FusionOptions:
         """Return paths and weights of the token-level LMs and phrases in a `beam` section."""
-        lm, (pool, pool_weights) = self.file("ngram_lm_model"), self.lm_pool()
+        lm, files, weights = self.file("ngram_lm_model"), self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
+        pool = {name: file for name in files.entries if (file := files.file(name)) is not None}
+        pool_weights = {name: weights.weight(name) for name in weights.entries}
         model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
-        source_weight = self._source_weight(lm is not None or bool(pool), weight)
+        has_source = self.entries["source_lm_model"] is not None
+        source_weight = self._weight_of("source_lm_model", "source_lm_alpha", has_source)
         boosting, boosting_weight = self.boosting()
         if boosting.phrase_share != BoostingConfig.phrase_share and (lm is None or boosting_weight is not None):
             note = "without ngram_lm_model" if lm is None else "with boosting_tree_alpha"
             key = f"{self.section}.boosting_tree.phrase_share"
             raise FieldError(key, boosting.phrase_share, repr(BoostingConfig.phrase_share), note)
-        grammar: Any = self.file_or_texts("grammar")
-        if grammar is not None and not boosting.is_empty and boosting_weight != 0:
+        if self.entries["grammar"] is not None and not boosting.is_empty and boosting_weight != 0:
             raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
-        settled = {"boosting": boosting, "boosting_weight": boosting_weight, "grammar": grammar, "lm_pool": pool}
+        settled: dict[str, Any] = {"boosting": boosting, "boosting_weight": boosting_weight, "lm_pool": pool}
         settled |= {"lm_weight": weight, "source_lm_weight": source_weight, "lm_pool_weights": pool_weights}
         return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
 
-    def lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
-        """Return the file of each LM that requests may name, and the weights of LMs that have one."""
-        files, weights = self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
-        pool = {name: file for name in files.entries if (file := files.file(name)) is not None}
-        pool_weights = {name: weights.weight(name) for name in weights.entries}
-        try:
-            check_lm_pool(pool, pool_weights)
-        except FieldError as error:
-            key = error.field.replace("lm_pool_weights", "lm_pool_alpha")
-            raise error.named(f"{self.section}.{key}") from None
-        return pool, pool_weights
-
-    def file_or_texts(self, key: str) -> Path | tuple[str, ...] | None:
+    def _file_or_texts(self, key: str) -> Path | tuple[str, ...] | None:
         """Return the path or the list of texts that a key has, or None if the key is not set."""
         value = self.entries[key]
         is_file = value is None or isinstance(value, str)
@@ -367,18 +362,6 @@ class Values:
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise self.error(key, expected)
         return tuple(texts)
-
-    def _source_weight(self, has_lm: bool, lm_weight: float) -> float:
-        """Return the weight of the source LM; raise an error if there is no LM from which to subtract it."""
-        has_source = self.entries["source_lm_model"] is not None
-        weight = self._weight_of("source_lm_model", "source_lm_alpha", has_source)
-        if has_source and not has_lm:
-            raise self.error("ngram_lm_model", "the LM from which source_lm_model is subtracted")
-        if weight > 0 and not has_source:
-            raise self.error("source_lm_model", "a source LM", f"with source_lm_alpha {weight}")
-        if weight > 0 and lm_weight == 0:
-            raise self.error("ngram_lm_alpha", "a number > 0", f"with source_lm_alpha {weight}")
-        return weight
 
     def boosting(self) -> tuple[BoostingConfig, float | None]:
         """Return the phrase options and the boosting weight; weight None is the default for the list's length."""

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, TypeAlias
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer, frame_confidence, load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request, next_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.result import Path
@@ -152,11 +153,11 @@ class TransducerInfer(FusedInfer):
     def _confidence(self, log_probs: Tensor) -> list[Any]:
         """Return NeMo's confidence of each of m steps: [m] values or, if the config asks, pairs (token, duration)."""
         num_labels = log_probs.shape[1] - len(self.durations)
-        measure = FrameConfidence(num_labels - 1, self.confidence_method)
-        labels = measure.of(log_probs[:, :num_labels])
+        measure = partial(frame_confidence, blank_id=num_labels - 1, method=self.confidence_method)
+        labels = measure(log_probs[:, :num_labels])
         if not (self.durations and self.include_duration_confidence):
             return labels
-        durations = measure.of(log_probs[:, num_labels:])
+        durations = measure(log_probs[:, num_labels:])
         return [list(pair) for pair in zip(labels, durations, strict=True)]
 
 
@@ -243,6 +244,7 @@ class NemoNetworks:
         self.joint = joint
         self.durations = networks.checked_durations(durations)
         self.vocab_size = int(decoder.blank_idx)
+        self._rows_first = isinstance(decoder, StatelessTransducerDecoder)
 
     @property
     def encoder_size(self) -> int:
@@ -278,10 +280,6 @@ class NemoNetworks:
         return self.joint.project_prednet(output)[:, 0]
 
     # NeMo keeps LSTM states as [layers, N, H], the labels of stateless networks as [N, positions]
-
-    @property
-    def _rows_first(self) -> bool:
-        return isinstance(self.decoder, StatelessTransducerDecoder)
 
     def _rows(self, state: Sequence[Tensor]) -> networks.State:
         return tuple(part if self._rows_first else part.transpose(0, 1) for part in state)

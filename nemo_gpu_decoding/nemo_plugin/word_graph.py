@@ -39,7 +39,7 @@ class WordGraphInfer(CTCInfer):
     def why_one_best(self) -> str:
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
-    def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
+    def boosting_of(self, config: BoostingConfig, weight: float | None, lm: str | None = None) -> BackoffAutomaton:
         """Return the boosting automaton for a request; words that the graph lacks are spelled with tokens."""
         decoder, phrases = self.decoder(), configured_phrases(config)
         graph, speller = decoder.graph, None

@@ -216,8 +216,8 @@ def _graph_options(wfst: Values) -> GraphOptions:
     if topology == "graph" and ready_made is None:
         raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
     files = {"ready_made": ready_made, "arpa": None if ready_made else arpa, "keep_at": keep_at}
-    words = {"added_words": wfst.file_or_texts("added_words"), "source_lang": wfst.text("source_lang")}
-    return wfst.config(GraphOptions, topology=topology, open_vocabulary=_open_vocabulary(wfst), **files, **words)
+    shape = {"topology": topology, "open_vocabulary": _open_vocabulary(wfst)}
+    return wfst.config(GraphOptions, source_lang=wfst.text("source_lang"), **shape, **files)
 
 
 def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:

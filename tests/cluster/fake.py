@@ -37,7 +37,8 @@ class FakeModel:
             raise RuntimeError("no such state")
         for name, own in zip(names, requests or [None] * len(names), strict=True):
             given = own or WrittenRequest()
-            yield Transcript(" ".join([name, *(given.phrases or ()), *filter(None, [given.lm])]), -1.0)
+            phrases = [phrase.text for phrase in given.phrases or ()]
+            yield Transcript(" ".join([name, *phrases, *filter(None, [given.lm])]), -1.0)
 
 
 def load(pids: str) -> FakeModel:

@@ -577,7 +577,7 @@ def test_free_memory_returns_to_the_system_while_the_server_runs(monkeypatch):
         def malloc_trim(self, kept):
             trimmed.append(kept)
 
-    monkeypatch.setattr(server_module.ctypes, "CDLL", Library)
+    monkeypatch.setattr("ctypes.CDLL", Library)
     monkeypatch.setattr(server_module, "TRIM_SECONDS", 0.01)
     with running():
         wait_for(lambda: len(trimmed) >= 2)

@@ -53,7 +53,7 @@ def test_structured_defaults_of_nemo_equal_missing_keys(strategy):
         if hasattr(result.search, key) and key in cfg.beam:
             assert getattr(result.search, key) == cfg.beam[key]
     assert result.return_best
-    assert result.fusion.lm_path is None
+    assert result.fusion.lm is None
     assert result.fusion.boosting.is_empty
     assert result == any_options(strategy, {})
 
@@ -78,7 +78,7 @@ def test_beam_keys_reach_the_options(assets, strategy):
     result = any_options(strategy, {**search, **fusion, "boosting_tree": tree, "return_best_hypothesis": False})
     assert {key: getattr(result.search, key) for key in search} == search
     assert not result.return_best
-    assert (str(result.fusion.lm_path), result.fusion.lm_weight, result.fusion.lm_encoding) == (lm, 0.7, "nemo")
+    assert (str(result.fusion.lm), result.fusion.lm_weight, result.fusion.lm_encoding) == (lm, 0.7, "nemo")
     assert result.fusion.boosting_weight == 1.5
     assert {key: getattr(result.fusion.boosting, key) for key in tree} == tree | {"key_phrases_list": ("acme",)}
 
@@ -89,7 +89,7 @@ def test_n_best_is_the_beam_and_deprecated_keys_win_as_in_nemo(assets, warnings)
     assert options(beam_size=6).search.n_best == 1
     old, new = str(assets / "lm" / "tok3.arpa"), str(assets / "lm" / "tok6.arpa")
     result = options(beam_alpha=0.25, ngram_lm_alpha=0.75, kenlm_path=old, ngram_lm_model=new)
-    assert (str(result.fusion.lm_path), result.fusion.lm_weight) == (old, 0.25)
+    assert (str(result.fusion.lm), result.fusion.lm_weight) == (old, 0.25)
     assert len(warnings) == 2
 
 
@@ -144,7 +144,7 @@ def test_source_lm_is_loaded_with_its_weight(assets, strategy):
     lm, source = str(assets / "lm" / "tok6.arpa"), str(assets / "lm" / "tok3.arpa")
     beam = {"ngram_lm_model": lm, "ngram_lm_alpha": 0.6, "source_lm_model": source, "source_lm_alpha": 0.2}
     fusion = any_options(strategy, beam).fusion
-    assert (str(fusion.source_lm_path), fusion.source_lm_weight) == (source, 0.2)
+    assert (str(fusion.source_lm), fusion.source_lm_weight) == (source, 0.2)
     loaded = load_fusion(fusion, 128, None)
     assert (loaded.source_lm.name, loaded.source_lm_weight) == (source, 0.2)
     tokens = [3, 17, 90, 4]
@@ -155,8 +155,8 @@ def test_source_lm_is_loaded_with_its_weight(assets, strategy):
 
 
 def test_a_source_lm_of_another_tokenizer_is_named(assets):
-    lm = str(assets / "lm" / "tok3.arpa")
-    fusion = FusionOptions(None, 0.0, "auto", BoostingConfig(), 0.0, assets / "lm" / "tok3.arpa", 0.2)
+    lm = assets / "lm" / "tok3.arpa"
+    fusion = FusionOptions(lm, 0.6, "auto", BoostingConfig(), 0.0, lm, 0.2)
     with pytest.raises(ValueError, match=rf"{lm} has token ids up to .* expected 0 \.\. 19"):
         load_fusion(fusion, 20, None)
 

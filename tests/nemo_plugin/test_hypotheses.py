@@ -173,7 +173,7 @@ def test_requests_hold_for_one_model_in_one_thread(ctc_model, hybrid_model, file
 
 
 @pytest.mark.parametrize(
-    ("requests", "message"), [(["graam"], "requests holds 'graam'"), ([["graam"]], "boosting_weight is 0")]
+    ("requests", "message"), [(["graam"], "phrases is 'graam'"), ([["graam"]], "boosting_weight is 0")]
 )
 def test_wrong_requests_are_named(ctc_model, requests, message):
     use(ctc_model)

@@ -7,7 +7,8 @@ import pytest
 
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.nemo_plugin.requests import _as_request
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+from nemo_gpu_decoding.nemo_plugin.requests import _boosted
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((" ", *"abc"), "char")
@@ -17,7 +18,7 @@ def decoder(has_phrases):
     fusion = SimpleNamespace(has_phrases=has_phrases, boosting_weight=None, boosting=BoostingConfig())
     return SimpleNamespace(
         options=SimpleNamespace(fusion=fusion),
-        boosting_of=lambda config, weight: load_boosting_tree(config, VOCABULARY),
+        boosting_of=lambda config, weight, lm: load_boosting_tree(config, VOCABULARY),
     )
 
 
@@ -36,7 +37,7 @@ def decoder(has_phrases):
 )
 def test_phrases_that_cannot_be_spelled_cost_themselves_only(phrases, has_phrases, boosted, warned, caplog):
     caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
-    request = _as_request(decoder(has_phrases), phrases, None)
+    request = _boosted(decoder(has_phrases), BoostingConfig(key_phrases_list=phrases), None)
     if boosted is None:
         assert request is None
     elif boosted:
@@ -47,6 +48,10 @@ def test_phrases_that_cannot_be_spelled_cost_themselves_only(phrases, has_phrase
     assert bool(caplog.text) == bool(warned)
 
 
-def test_other_faults_of_phrases_stay_errors():
-    with pytest.raises(ValueError, match="expected a list of phrases"):
-        _as_request(decoder(False), "ab", None)
+def test_default_bonuses_come_from_the_lm_that_the_request_names(monkeypatch):
+    monkeypatch.setattr("nemo_gpu_decoding.nemo_plugin.infer.load_boosting_tree", lambda config, vocabulary, lm: lm)
+    fusion = SimpleNamespace(lm="own", lm_pool={"office": "other"})
+    infer = SimpleNamespace(decoder=lambda: SimpleNamespace(fusion=fusion), vocabulary=lambda: VOCABULARY)
+    wanted = [(None, None), (None, "office"), (None, "none"), (1.0, "office")]
+    found = [FusedInfer.boosting_of(infer, BoostingConfig(), weight, lm) for weight, lm in wanted]
+    assert found == ["own", "other", None, None]

@@ -107,6 +107,8 @@ def test_timestamps_have_the_times_of_the_search(ctc_model, cfg, files):
 def test_timestamps_have_the_level_that_is_asked_for(ctc_model, cfg, emissions, level):
     found = decoded(ctc_model, cfg({"compute_timestamps": True, "ctc_timestamp_type": level}), emissions)
     assert all(set(hypothesis.timestamp) == {"timestep", level} for hypothesis in found)
+    with pytest.raises(ValueError, match="timestamp_type is 'line', expected char, word, segment or all"):
+        decoded(ctc_model, cfg({"compute_timestamps": True, "ctc_timestamp_type": "line"}), emissions)
 
 
 @pytest.mark.parametrize(("exclude_blank", "return_best"), [(True, False), (False, True)])

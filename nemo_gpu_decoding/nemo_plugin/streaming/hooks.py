@@ -9,7 +9,7 @@ pipeline uses the strategy in its model's config if it is a strategy of this pac
 
 from collections.abc import Callable
 from inspect import BoundArguments
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -24,36 +24,31 @@ from nemo_gpu_decoding.live.interface import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
 from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.requests import decoding_of
 from nemo_gpu_decoding.nemo_plugin.restore import model_config
 from nemo_gpu_decoding.nemo_plugin.streaming import searching_pipelines as pipelines
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_texts import divide_words
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 
-def ctc_search(model: Any) -> CTCInfer | None:
-    """Return the search of a model's CTC head, or None if the head's strategy is one of NeMo's."""
-    decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
-    infer = getattr(decoding, "decoding", None)
-    return infer if isinstance(infer, CTCInfer) else None
-
-
-def transducer_search(model: Any) -> TransducerInfer | None:
-    """Return the search of a model's transducer head, or None if the head's strategy is one of NeMo's."""
-    infer = getattr(model.decoding, "decoding", None)
-    return infer if isinstance(infer, TransducerInfer) else None
+def search_of(model: Any, kind: Any) -> Any:
+    """Return the search of class `kind` that a head of the model has, or None if the strategy is one of NeMo's."""
+    heads = (getattr(model, name, None) for name in ("ctc_decoding", "decoding"))
+    searches = (getattr(decoding, "decoding", None) for decoding in heads)
+    return next((infer for infer in searches if isinstance(infer, kind)), None)
 
 
 def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -> Any:
     """Decode one chunk with the model's search, in place of NeMo's `ASRModuleMixin.conformer_stream_step`."""
     call.apply_defaults()
-    is_ctc_head = hasattr(model, "ctc_decoder") and getattr(model, "cur_decoder", "ctc") == "ctc"
-    is_ctc = is_ctc_head or hasattr(model.decoding, "ctc_decoder_predictions_tensor")
-    infer = ctc_search(model) if is_ctc else None
-    if infer is None or not call.arguments["return_transcription"]:
+    decoding = decoding_of(model)
+    infer = getattr(decoding, "decoding", None)
+    if not isinstance(infer, CTCInfer) or not call.arguments["return_transcription"]:
         return wrapped(*call.args, **call.kwargs)
     previous = call.arguments["previous_pred_out"]
     call.arguments["return_transcription"] = False  # NeMo would transcribe the greedy labels
     outputs: list[Tensor] = []
-    head = model.ctc_decoder if is_ctc_head else model.decoder
+    head = model.decoder if decoding is model.decoding else model.ctc_decoder
     hook = head.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
         labels, _, *others = wrapped(*call.args, **call.kwargs)
@@ -63,8 +58,12 @@ def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -
     lengths = torch.tensor([len(row) for row in labels])
     if previous is not None:
         lengths -= torch.tensor([len(row) for row in previous])
-        states = [_state_of(row, b, infer.strategy) for b, row in enumerate(previous)]
-    decoding = model.ctc_decoding if is_ctc_head else model.decoding
+        if (b := next((b for b, row in enumerate(previous) if not hasattr(row, "search_state")), None)) is not None:
+            raise ValueError(
+                f"previous_pred_out[{b}] has no running search, expected what the last step with {infer.strategy} "
+                "returned, the same tensor"
+            )
+        states = [row.search_state for row in previous]
     with having(continued_streams, states):
         texts = decoding.ctc_decoder_predictions_tensor(outputs[0], lengths)
     for row, state in zip(labels, states, strict=True):
@@ -72,18 +71,9 @@ def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -
     return (labels, texts, *others)
 
 
-def _state_of(row: Tensor, b: int, strategy: str) -> Any:
-    if not hasattr(row, "search_state"):
-        raise ValueError(
-            f"previous_pred_out[{b}] has no running search, expected what the last step with {strategy} "
-            "returned, the same tensor"
-        )
-    return row.search_state
-
-
 def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> Any:
     """Warn if the config names a search, then call `FrameBatchASR.transcribe`, which merges greedy labels."""
-    infer = ctc_search(batcher.asr_model)
+    infer = search_of(batcher.asr_model, CTCInfer)
     if infer is not None:
         logging.warning(
             f"the model decodes with strategy {infer.strategy}, but {type(batcher).__name__} takes the best label of "
@@ -100,7 +90,7 @@ def construct_merging(wrapped: Callable[..., Any], batcher: Any, call: BoundArgu
     only the command line shows the strategy that the user has chosen.
     """
     wrapped(*call.args, **call.kwargs)
-    infer = transducer_search(batcher.asr_model)
+    infer = search_of(batcher.asr_model, TransducerInfer)
     strategy = _strategy_on_the_command_line() if infer is None else infer.strategy
     if strategy is not None:
         raise ValueError(
@@ -151,12 +141,12 @@ def _saved_decoding(model_name: str) -> Any:
 def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
     """Construct a NeMo pipeline; if its model has a strategy of this package, let the pipeline use this strategy."""
     cls: Any = type(pipeline)
-    (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
-    infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
+    (adapter,) = [ADAPTERS[base.__name__] for base in cls.__mro__ if base.__name__ in ADAPTERS]
+    infer, cfg = search_of(call.arguments["asr_model"].asr_model, adapter.search_type), call.arguments["cfg"]
     if infer is None:
         wrapped(*call.args, **call.kwargs)
         return
-    if cfg.return_tail_result and not kind.reads_tail(cfg):
+    if cfg.return_tail_result and not adapter.reads_tail(cfg):
         raise ValueError(
             f"return_tail_result is true, expected false with strategy {infer.strategy}: what lies beyond the chunk "
             "is not searched"
@@ -166,36 +156,22 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
         raise ValueError(f"{key} is false, expected true: a stream has one transcript")
     n_best = OmegaConf.select(cfg, "streaming.n_best", default=1)
     check_int("streaming.n_best", n_best, 1, MAX_N_BEST)
-    if n_best > 1 and (reason := kind.why_one_best(cfg) or infer.why_one_best):
+    if n_best > 1 and (reason := adapter.why_one_best(cfg) or infer.why_one_best):
         raise FieldError("streaming.n_best", n_best, f"1 with strategy {infer.strategy}", f"({reason})")
     rules = OmegaConf.select(cfg, "endpointing.rules")
     if OmegaConf.is_config(rules):
         rules = OmegaConf.to_container(rules, resolve=True)
     rules = None if rules is None else read_rules(rules, "endpointing.rules")
-    pipeline.__class__ = adapted(cls, kind.adapt)
+    pipeline.__class__ = adapted(cls, adapter)
     pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
     wrapped(*call.args, **call.kwargs)
-    pipelines.divide_words(pipeline)
+    divide_words(pipeline)
     pipeline.reset_session()
 
 
-class PipelineKind(NamedTuple):
-    """A class of NeMo's pipelines, with functions that adapt the class to this package's searches."""
-
-    search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
-    adapt: Callable[[Any], type]
-    reads_tail: Callable[[Any], Any] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
-    why_one_best: Callable[[Any], str] = lambda cfg: ""  # by its config: why it gives no n-best lists; empty: it does
-
-
-def _anew(cfg: Any) -> str:
-    """Return the reason why a buffered transducer pipeline has no n-best lists, or "" if it has n-best lists."""
-    return "" if cfg.streaming.stateful else "every buffer is decoded anew, and only the tokens of a chunk are taken"
-
-
-KINDS = {
-    "BufferedCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
-    "CacheAwareCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
-    "BufferedRNNTPipeline": PipelineKind(transducer_search, pipelines.buffered_transducer, _anew, _anew),
-    "CacheAwareRNNTPipeline": PipelineKind(transducer_search, pipelines.cache_aware_transducer, lambda cfg: True),
+ADAPTERS = {
+    "BufferedCTCPipeline": pipelines.SearchingCTC,
+    "CacheAwareCTCPipeline": pipelines.SearchingCTC,
+    "BufferedRNNTPipeline": pipelines.BufferedTransducer,
+    "CacheAwareRNNTPipeline": pipelines.CacheAwareTransducer,
 }

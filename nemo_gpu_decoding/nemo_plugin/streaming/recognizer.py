@@ -1,7 +1,8 @@
 """Use a NeMo inference pipeline as recognizer of a live server; a step reads one chunk from each of many streams.
 
     recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
-    steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
+    options = recognizer.prepare(StreamOptions())
+    steps = recognizer.step([Chunk(0, samples, is_first=True, options=options), Chunk(7, other, options=options)])
 
 Offline checkpoints use NeMo's buffered pipelines, which encode each chunk with audio on both sides of it.
 Cache-aware checkpoints use NeMo's cache-aware pipelines. `hooks.py` makes both kinds decode with our searches.
@@ -22,7 +23,7 @@ from nemo.collections.asr.inference.streaming.framing.request_options import ASR
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int
-from nemo_gpu_decoding.fusion.phrases import as_phrase
+from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
@@ -31,13 +32,8 @@ from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, head_of
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, request_of
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.nemo_plugin.section import nemo_config
-from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import (
-    StreamRequest,
-    divide_words,
-    remove_joints,
-    transcript,
-    written_segments,
-)
+from nemo_gpu_decoding.nemo_plugin.streaming import stream_texts
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import all_or_nothing
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
@@ -66,11 +62,10 @@ class PipelineRecognizer:
         # cache-aware encoders read their chunk only
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         self.max_n_best = int(getattr(pipeline, "n_best", 1))
-        self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
         self.infer: Any = getattr(pipeline, "infer", None)  # the search; None for strategies of NeMo
         self.confidence_map = confidence_map(self.infer)
         if strategy not in STRATEGIES:
-            divide_words(pipeline)
+            stream_texts.divide_words(pipeline)
         pipeline.open_session()
 
     @classmethod
@@ -114,7 +109,8 @@ class PipelineRecognizer:
         The phrases and the grammar of the stream are compiled here, so that their compilation does not delay the
         chunks of other streams.
         """
-        options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
+        request = self._request(wanted)
+        options: dict[str, Any] = {"biasing_cfg": None if request is None else StreamRequest(request=request)}
         if wanted.end_silence is not None:
             options["stop_history_eou"] = milliseconds(wanted.end_silence)
         if wanted.language is not None:
@@ -124,9 +120,9 @@ class PipelineRecognizer:
                 raise FieldError("language", wanted.language, known)
             options["language_code"] = wanted.language
         check_int("n_best", wanted.n_best, 1, self.max_n_best)
-        tree = getattr(getattr(options["biasing_cfg"], "request", None), "boosting", None)
+        tree: Any = None if request is None else request.boosting
         boosted = set() if tree is None else {text.lower() for text in tree.table.texts}
-        phrases = [as_phrase(item) for item in (wanted.request and wanted.request.phrases) or ()]
+        phrases = (wanted.request and wanted.request.phrases) or ()
         left_out = [phrase.text for phrase in phrases if " ".join(phrase.text.lower().split()) not in boosted]
         return ASRRequestOptions(**options), wanted.n_best, left_out
 
@@ -151,23 +147,15 @@ class PipelineRecognizer:
         Raises:
             Exception: all streams are unchanged.
         """
-        for chunk in chunks:
-            if chunk.is_first and chunk.options[1] > 1:
-                self._n_best[chunk.stream] = chunk.options[1]
         with torch.inference_mode(), all_or_nothing(self.pipeline, [chunk.stream for chunk in chunks]):
             outputs = self.pipeline.transcribe_step([self._frame(chunk) for chunk in chunks])
             for output in outputs:
-                remove_joints(output, self.pipeline.get_sep())
-            steps = [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
-        for chunk in chunks:
-            if chunk.is_last:
-                self._n_best.pop(chunk.stream, None)
-        return steps
+                stream_texts.remove_joints(output, self.pipeline.get_sep())
+            return [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
 
     def drop(self, streams: Iterable[int]) -> None:
         """Remove streams from the pipeline without results."""
         for stream in streams:
-            self._n_best.pop(stream, None)
             self.pipeline.delete_state(stream)
             bufferer = self.pipeline.bufferer
             if not self.is_cache_aware:
@@ -188,7 +176,7 @@ class PipelineRecognizer:
         )  # fmt: skip
 
     def _step(self, chunk: live.Chunk, output: Any) -> live.StepOutput:
-        final, wanted = None, self._n_best.get(chunk.stream, 1)
+        final, wanted = None, chunk.options[1]
         ended = getattr(output, "n_best", None)  # of pipelines that search
         if output.final_transcript or (ended is not None and ended.in_grammar is False):
             final = self._final(chunk, output, ended, wanted)
@@ -202,10 +190,10 @@ class PipelineRecognizer:
             word.text = word.text.removeprefix(JOINT)
         aliases = getattr(state, "aliases", None)
         if aliases is not None:
-            words = written_segments(words, aliases, decoder)
+            words = stream_texts.written_segments(words, aliases, decoder)
         committed = getattr(output, "committed_transcript", None)
         if committed is None:  # greedy tokens stay
-            committed = transcript(self.pipeline, state.tokens)
+            committed = stream_texts.transcript(self.pipeline, state.tokens)
         alternatives: tuple[Alternative, ...] = ()
         if wanted > 1 and state.slot is not None:
             (nbest,) = self.pipeline.slots.partial([state.slot], self.infer.candidates(wanted))
@@ -238,20 +226,20 @@ class PipelineRecognizer:
         """Return the `n` best hypotheses that have different texts, best first."""
 
         def text_of(path: SearchPath) -> str:
-            return transcript(self.pipeline, path.tokens.tolist()).strip()
+            return stream_texts.transcript(self.pipeline, path.tokens.tolist()).strip()
 
         paths = nbest.distinct(text_of, n)
         texts = paths.texts(text_of)
         return tuple(Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, paths, strict=True))
 
-    def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """Return a stream's request for NeMo's pipelines, or None to use the decoding config's phrases and LM."""
+    def _request(self, wanted: live.StreamOptions) -> Request | None:
+        """Return a stream's compiled request, or None to use the decoding config's phrases and LM."""
         if wanted.request is None:
             return None
         if self.infer is None:
             name, value = next(iter(wanted.request.shown.items()))
             raise FieldError(name, value, f"none: strategy {self.strategy} takes no requests")
-        return StreamRequest(request=request_of(self.infer, wanted.request, wanted.boosting_weight, live.MAX_LETTERS))
+        return request_of(self.infer, wanted.request, live.MAX_LETTERS)
 
 
 def milliseconds(seconds: float) -> int:

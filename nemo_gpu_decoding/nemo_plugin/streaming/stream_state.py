@@ -185,8 +185,13 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
 
 
 def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """Return a function that restores the streams' objects in `held`; tensors need no copy, as steps replace them."""
-    before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
+    """Return a function that restores the streams' objects in `held`; tensors need no copy, as steps replace them.
+    Lists and hypotheses are copied, because steps change them in place."""
+    before = {
+        stream: (held[stream], {name: _copy(value) for name, value in vars(held[stream]).items()})
+        for stream in streams
+        if stream in held
+    }
 
     def put_back() -> None:
         for stream in streams:
@@ -196,11 +201,6 @@ def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], 
             holder.__dict__ = values
 
     return put_back
-
-
-def _copied(holder: Any) -> dict[str, Any]:
-    """Return the attributes of an object; lists and hypotheses are copied, because steps change them in place."""
-    return {name: _copy(value) for name, value in vars(holder).items()}
 
 
 def _copy(value: Any) -> Any:
@@ -221,32 +221,24 @@ def _rows(owner: Any, streams: Sequence[int]) -> list[int]:
 def _undo_rows(owner: Any, streams: Sequence[int], **axes: int) -> Callable[[], None]:
     """Return a function that restores the tensor rows of streams, with zeros for streams that began in the step.
 
+    It also restores the owner's two mappings between streams and slots, and its free slots.
+
     Args:
         axes: for each tensor of the owner, by name, the axis of its rows.
     """
-    put_slots_back, rows = _undo_slots(owner), torch.tensor(_rows(owner, streams), dtype=torch.int64)
+    (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
+    by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
+    rows = torch.tensor(_rows(owner, streams), dtype=torch.int64)
     tensors = [(getattr(owner, name), axis) for name, axis in axes.items()]
     kept = [tensor.index_select(axis, rows.to(tensor.device)) for tensor, axis in tensors]
 
     def put_back() -> None:
-        used = list(owner.slotidx2streamidx)
-        put_slots_back()
-        begun = torch.tensor([row for row in used if row not in owner.slotidx2streamidx], dtype=torch.int64)
-        for (tensor, axis), values in zip(tensors, kept, strict=True):
-            tensor.index_fill_(axis, begun.to(tensor.device), 0)
-            tensor.index_copy_(axis, rows.to(tensor.device), values)
-
-    return put_back
-
-
-def _undo_slots(owner: Any) -> Callable[[], None]:
-    """Return a function that restores the owner's two mappings between streams and slots, and its free slots."""
-    (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
-    by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
-
-    def put_back() -> None:
+        begun = [row for row in owner.slotidx2streamidx if row not in by_slot]
         owner.streamidx2slotidx, owner.slotidx2streamidx = by_stream, by_slot
         queue.queue.clear()
         queue.queue.extend(free)
+        for (tensor, axis), values in zip(tensors, kept, strict=True):
+            tensor.index_fill_(axis, torch.tensor(begun, dtype=torch.int64, device=tensor.device), 0)
+            tensor.index_copy_(axis, rows.to(tensor.device), values)
 
     return put_back

@@ -30,7 +30,7 @@ def recognizer(*arguments):
 
 
 def own_request(boosting_weight=None, **written):
-    return StreamOptions(WrittenRequest(**written), boosting_weight=boosting_weight)
+    return StreamOptions(WrittenRequest(boosting_weight=boosting_weight, **written))
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_nan_features_end_one_stream(shared, model, speech, monkeypatch):
         assert fine.error is None
         assert [other.error is not None for other in others] == [number == 3] * len(others)
     assert text == expected
-    own.step([Chunk(7, bad[:0], is_last=True)])
+    own.step([Chunk(7, bad[:0], is_last=True, options=options)])
     if model == "cache_aware":
         assert not own.pipeline.context_manager.streamidx2slotidx
         assert not own.pipeline.bufferer.streamidx2slotidx
