@@ -212,10 +212,10 @@ CODE_BUDGETS = {
     "live": 1245,
     "lm": 1846,
     "nemo_plugin": 3692,
-    "search": 11190,
+    "search": 10989,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41864
+PACKAGE_LINES = 41601
 PACKAGE_FILES = 191
 TESTS_LINES = 39003
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -46,23 +46,6 @@ def common_ancestor(parents, ends):
     return newest
 
 
-class CommittedTokens:
-    """The tokens that a stream has committed, with their LM and boosting scores."""
-
-    def __init__(self) -> None:
-        self.columns = GrowingColumns()  # fields of `Path`
-        self.frames = 0  # frames up to the end of these tokens, in searches with back-pointers per frame
-
-    @cached_property  # most utterances commit nothing
-    def scores(self) -> np.ndarray:
-        return np.zeros(1, TEXT_SCORES)
-
-    @property
-    def head(self) -> Head | None:
-        """Return the tokens as fields of a `Path`, or None if there are none."""
-        return self.columns.head() or None
-
-
 class GrowingColumns:
     """Arrays that only grow at their ends. A `head` keeps its values when the arrays grow."""
 
@@ -87,9 +70,22 @@ class GrowingColumns:
                 values[begin + n] = value
             self._values[name], self._counts[name] = values, end
 
-    def head(self) -> Head:
-        """Return a mapping from column names to all values so far."""
-        return {name: values[: self._counts[name]] for name, values in self._values.items()}
+    def head(self) -> Head | None:
+        """Return a mapping from column names to all values so far, or None if there are none."""
+        return {name: values[: self._counts[name]] for name, values in self._values.items()} or None
+
+
+class CommittedTokens(GrowingColumns):
+    """The tokens that a stream has committed, as fields of `Path`, with their LM and boosting scores."""
+
+    frames = 0  # frames up to the end of these tokens, in searches with back-pointers per frame
+
+    @cached_property  # most utterances commit nothing
+    def scores(self) -> np.ndarray:
+        return np.zeros(1, TEXT_SCORES)
+
+    def __len__(self) -> int:
+        return self._counts.get("tokens", 0)
 
 
 def joined(head: Head | None, tail: P) -> P:

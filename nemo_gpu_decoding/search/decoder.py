@@ -39,11 +39,12 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
+from nemo_gpu_decoding.search import inputs as of_inputs
 from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams, StreamsLost, choose_backend
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
-from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, may_be_padded, warn_unless_normalised
+from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, may_be_padded
 from nemo_gpu_decoding.search.result import NBest, with_rules
 from nemo_gpu_decoding.search.self_check import name_fault, why_distrusted
 
@@ -71,6 +72,7 @@ class Decoder(ABC, Generic[C, R]):
     input_axes: ClassVar[str] = "T, V + 1"  # of one utterance, for messages
     reads_log_probs: ClassVar[bool] = True  # whether inputs are log-probs; a sample of them is checked
     strategy: ClassVar[str] = "a search"  # its name in NeMo's config, for messages
+    vocab_size: int  # of a decoder that reads log-probs [B, T, vocab_size + 1]
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
         self.config = config
@@ -240,13 +242,13 @@ class Decoder(ABC, Generic[C, R]):
 
     # ---------------------------------------------------------------------- what a strategy adds
 
-    @abstractmethod
     def _check_inputs(self, inputs: Tensor, batch: int | None) -> None:
         """Check the shape of floating point inputs with three axes and `batch` rows (None: any number).
 
         Raises:
             ValueError: names the argument, the value seen and the value expected.
         """
+        of_inputs.check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
 
     @abstractmethod
     def _cpu_engine(self, streams: Streams) -> Engine:
@@ -262,7 +264,8 @@ class Decoder(ABC, Generic[C, R]):
 
     def _units(self, path: Any) -> Units:
         """Return the labels or words of a path, as the boosting tree reads them."""
-        return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
+        labels = path.tokens - (path.tokens > self._labels.blank_id)
+        return Units(labels.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
         """Return the largest `n_best` that `partial` accepts, and the reason, for the error message."""
@@ -309,7 +312,7 @@ class Decoder(ABC, Generic[C, R]):
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
         if not self._is_sampled and (not self._is_checked or (is_whole and frames and may_be_padded(inputs))):
-            has_warned = warn_unless_normalised(inputs, counts)
+            has_warned = of_inputs.warn_unless_normalised(inputs, counts)
             self._is_checked |= has_warned is not None
             # on a GPU a later check would wait for the device
             self._is_sampled = bool(has_warned) or (inputs.is_cuda and self._is_checked)

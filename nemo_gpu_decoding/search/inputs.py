@@ -215,5 +215,15 @@ def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> b
 def rows_in_shared_memory(columns: int, item_bytes: int, room: int) -> tuple[int, int]:
     """Return how many rows of log-probs `RowReader` keeps in `room` bytes of shared memory, and their bytes."""
     row_bytes = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
-    rows = min(2, room // row_bytes)
+    rows = max(0, min(2, room // row_bytes))
     return rows, rows * row_bytes
+
+
+def why_too_large(beam_size: int, needed: int, most_shared: int) -> str | None:
+    """Return None if the `needed` bytes of shared memory of a block are available, else the reason in one line."""
+    if needed <= most_shared:
+        return None
+    return (
+        f"a beam of {beam_size} needs {needed} bytes of shared memory per block of threads, "
+        f"of which there are {most_shared}"
+    )

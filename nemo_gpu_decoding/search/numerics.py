@@ -28,6 +28,16 @@ HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 MOST_SCORE = np.float32(4096.0)
 
 
+def grown(values: np.ndarray, needed: int) -> np.ndarray:
+    """Return rows [n, N, ...] with room for `needed` entries each; a buffer that is too small is at least doubled."""
+    rows, capacity, *shape = values.shape
+    if needed <= capacity:
+        return values
+    larger = np.empty((rows, max(needed, 2 * capacity), *shape), values.dtype)
+    larger[:, :capacity] = values
+    return larger
+
+
 @compiled
 def log_add(a, b):
     """Compute log(exp(a) + exp(b)) in double and round once, so that all libraries and devices agree to the bit."""
@@ -188,24 +198,31 @@ def select_best(ratings, scores, order, best_scores):
 
 
 @compiled
-def add_text_scores(tokens, vocab_size, blank_id, fusion, starts, scores):
+def add_text_scores(tokens, vocab_size, blank_id, fusions, b, unit, ended, scores):
     """Add the weighted LM and boosting scores of a text's next tokens to `scores`, [1] TEXT_SCORES.
 
     Args:
         tokens: [n] columns of the log-probs.
-        fusion: the `UtteranceFusion`; products have the type of its weights, sums are double.
-        starts: states of LM and boosting tree before the whole text.
+        fusions: the `FusionArrays` of a batch.
+        b: number of the utterance.
+        unit: 1 in the type of products; sums are double.
+        ended: whether to add the final weight of the LM, and that of the boosting tree.
     """
-    total = scores[0]
-    lm_score, lm_state = total.lm, starts[0] + total.lm_state
-    boosting_score, boosting_state = total.boosting, starts[1] + total.boosting_state
+    utterance, total = fusions.utterances[b], scores[0]
+    lm_weight, boosting_weight = utterance.lm_weight * unit, utterance.boosting_weight * unit
+    lm_score, lm_state = total.lm, utterance.lm_start + total.lm_state
+    boosting_score, boosting_state = total.boosting, utterance.boosting_start + total.boosting_state
     for column in tokens:
         label = label_of(column, blank_id)
-        if fusion.lm_weight > 0:
-            weight, lm_state = lookup(fusion.lm, vocab_size, lm_state, label, ANY_WEIGHT)
-            lm_score += fusion.lm_weight * weight
-        if fusion.boosting_weight > 0:
-            weight, boosting_state = lookup(fusion.boosting, vocab_size, boosting_state, label, ANY_WEIGHT)
-            boosting_score += fusion.boosting_weight * weight
-    total.lm, total.lm_state = lm_score, lm_state - starts[0]
-    total.boosting, total.boosting_state = boosting_score, boosting_state - starts[1]
+        if lm_weight > 0:
+            weight, lm_state = lookup(fusions.lm, vocab_size, lm_state, label, ANY_WEIGHT)
+            lm_score += lm_weight * weight
+        if boosting_weight > 0:
+            weight, boosting_state = lookup(fusions.boosting, vocab_size, boosting_state, label, ANY_WEIGHT)
+            boosting_score += boosting_weight * weight
+    if ended[0] and lm_weight > 0:
+        lm_score += lm_weight * fusions.lm.states[lm_state].final_weight
+    if ended[1] and boosting_weight > 0:
+        boosting_score += boosting_weight * fusions.boosting.states[boosting_state].final_weight
+    total.lm, total.lm_state = lm_score, lm_state - utterance.lm_start
+    total.boosting, total.boosting_state = boosting_score, boosting_state - utterance.boosting_start

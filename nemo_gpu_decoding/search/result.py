@@ -71,17 +71,13 @@ class Path:
 
             new = nbest.best.after(shown)  # shown: nbest.committed of the partial result before
         """
-        return self._cut(n, n)
-
-    def _cut(self: S, begin: int, n: int) -> S:
-        """Return the path without its first `begin` tokens, which correspond to n tokens of the whole path."""
         return replace(
             self,
-            tokens=self.tokens[begin:],
-            frames=self.frames[begin:],
-            repeats=self.repeats[begin:],
-            token_confidence=self.token_confidence[begin:],
-            durations=None if self.durations is None else self.durations[begin:],
+            tokens=self.tokens[n:],
+            frames=self.frames[n:],
+            repeats=self.repeats[n:],
+            token_confidence=self.token_confidence[n:],
+            durations=None if self.durations is None else self.durations[n:],
             alignment=None,
             alignment_log_probs=None,
             alignment_frames=None,

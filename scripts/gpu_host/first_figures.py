@@ -97,7 +97,7 @@ def measured(figure: Figure, hardware: Hardware, expected: list[Any]) -> dict[st
     task = task.repeated(figure.batch).on(hardware.device)
     ready = OURS[figure.strategy](options, task, Setting(figure.beam, lm=True))
     if figure.mode is not None:
-        ready.decoder._graphs.first_mode = figure.mode
+        ready.decoder._shared.graphs.first_mode = figure.mode
 
     def batch() -> Any:
         with autocast(figure.dtype, hardware.device):

@@ -122,10 +122,10 @@ def test_every_mode_of_graphs_gives_the_same_results(gpu, strategy, monkeypatch)
     frames = frames_of()
     for mode in (LOOP, PLAIN):
         found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
-        found._graphs.first_mode = mode
+        found._shared.graphs.first_mode = mode
         for _ in range(3):  # captured, then replayed
             assert_same(found.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
-        assert found._graphs.mode == mode
+        assert found._shared.graphs.mode == mode
 
 
 def test_loop_is_the_default_mode(gpu, strategy):
@@ -134,7 +134,7 @@ def test_loop_is_the_default_mode(gpu, strategy):
     for allowed, mode in ((True, LOOP), (False, PLAIN)):
         decoder, _ = both(strategy, gpu, allow_cuda_graphs=allowed)
         decoder.decode(frames_of().to(gpu), LENGTHS)
-        assert decoder._graphs.mode == mode
+        assert decoder._shared.graphs.mode == mode
 
 
 def decode_what_cannot_be_captured(way):
@@ -155,7 +155,7 @@ def decode_what_cannot_be_captured(way):
         found.networks.__class__ = Forbidden
         for _ in range(2):
             assert_same(found.decode(frames_of().to(gpu), LENGTHS), expected.decode(frames_of(), LENGTHS))
-        assert found._graphs.mode == PLAIN
+        assert found._shared.graphs.mode == PLAIN
         assert torch.cuda.current_stream() == before
         assert torch.randn(1, device=gpu).isfinite().all()  # the generator does not wait for the end of the capture
     del found
@@ -181,8 +181,8 @@ def test_threads_decode_for_the_first_time_at_once(gpu, strategy):
     frames = frames_of()
     wanted = expected.decode(frames, LENGTHS)
     in_threads([lambda: assert_same(found.decode(frames.to(gpu), LENGTHS), wanted)] * 4)
-    assert found._graphs.mode == LOOP or cuda_graphs.why_no_while_graphs(gpu)
-    assert not found._graphs._failures
+    assert found._shared.graphs.mode == LOOP or cuda_graphs.why_no_while_graphs(gpu)
+    assert not found._shared.graphs._failures
 
 
 def test_graph_survives_later_captures(gpu, strategy):

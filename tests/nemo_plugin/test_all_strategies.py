@@ -145,13 +145,13 @@ def test_hooks_of_training_and_validation_switch_the_graphs_of_transducers(case)
     assert case.infer.maybe_enable_cuda_graphs() is False
     case.model.on_train_epoch_start()
     search = case.infer.decoder()  # created in the training epoch, from which it has no graphs
-    assert not switched or not search._graphs.allowed
+    assert not switched or not search._shared.graphs.allowed
     assert case.infer.disable_cuda_graphs() is False
     assert case.infer.maybe_enable_cuda_graphs() is switched
-    assert not switched or search._graphs.allowed
+    assert not switched or search._shared.graphs.allowed
     assert case.infer.disable_cuda_graphs() is switched
     case.model.on_validation_epoch_start()
-    assert not switched or search._graphs.allowed
+    assert not switched or search._shared.graphs.allowed
 
 
 def test_cuda_graphs_that_are_off_stay_off_when_the_strategy_changes(case, files):

@@ -51,17 +51,6 @@ def without_first(back_pointers: BackPointers, dropped: np.ndarray, counts: np.n
             values[b, : counts[b] - dropped[b]] = values[b, dropped[b] : counts[b]]
 
 
-def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
-    """Return a copy of the back-pointers with a capacity of `frames` frames, and at least twice the old capacity."""
-    batch, capacity, beam_size = back_pointers.labels.shape
-    if frames <= capacity:
-        return back_pointers
-    larger = new_back_pointers(batch, max(frames, 2 * capacity), beam_size)
-    for new, old in zip(larger, back_pointers, strict=True):
-        new[:, :capacity] = old
-    return larger
-
-
 def new_traces(rows: int, n_best: int, frames: int, *, alignments: bool = False) -> Traces:
     shape, aligned = (rows, n_best, frames), (rows, n_best, frames if alignments else 0)
     tokens, starts, repeats = np.empty((3, *shape), np.int32)
@@ -101,8 +90,8 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
             run, run_probability = 0, 0.0
     traces.lengths[r, n] = count
     for values in (tokens, frames, repeats):
-        _reverse(values, count)
-    _reverse(confidence, count)
+        values[:count] = values[:count][::-1].copy()
+    confidence[:count] = confidence[:count][::-1].copy()
 
 
 @compiled
@@ -114,9 +103,3 @@ def shared_frames(back_pointers, b, num_frames, size):
         for k in range(size):
             slots[k] = back_pointers.parents[b, t, slots[k]]
     return t
-
-
-@compiled
-def _reverse(values, count):
-    for i in range(count // 2):
-        values[i], values[count - 1 - i] = values[count - 1 - i], values[i]

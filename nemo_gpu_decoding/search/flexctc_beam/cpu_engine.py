@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.search import numerics
 from nemo_gpu_decoding.search.engine import Streams, for_each_share
 from nemo_gpu_decoding.search.flexctc_beam import backpointers
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCEngine, FlexCTCNBest, finish
-from nemo_gpu_decoding.search.flexctc_beam.frame import FlexCTCBeams, advance, new_state, new_workspace
-from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
+from nemo_gpu_decoding.search.flexctc_beam.frame import CANDIDATE, FlexCTCBeams, advance, new_state
+from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
 
 
@@ -27,16 +29,18 @@ class CPUEngine(FlexCTCEngine):
         values = as_float32(log_probs)
         needed = max((self._state.frames_done + lengths).tolist(), default=0)
         needed = self._frames_needed(needed, self._state.back_pointers.labels.shape[1], lengths)
-        beam, sizes, frames_done, back_pointers, offsets = self._state
-        back_pointers = backpointers.grown(back_pointers, needed)
+        beam, sizes, frames_done, offsets, back_pointers = self._state
+        if needed > back_pointers.labels.shape[1]:
+            back_pointers = BackPointers(*(numerics.grown(part, needed) for part in back_pointers))
         if not deferred:  # an error leaves the streams unchanged
             beam, sizes, offsets = beam.copy(), sizes.copy(), offsets.copy()
-        state = FlexCTCBeams(beam, sizes, frames_done.copy(), back_pointers, offsets)
-        fusions = self._fusion.arrays
+        state = FlexCTCBeams(beam, sizes, frames_done.copy(), offsets, back_pointers)
+        fusions, beam_size = self._fusion.arrays, self._config.beam_size
 
         def advance_rows(rows: np.ndarray) -> None:
-            workspace = new_workspace(self._config.beam_size)
-            advance(rows, values, lengths, state, self._params, fusions, workspace)
+            candidates = numerics.Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
+            next_beam = np.empty(beam_size, HYPOTHESIS)
+            advance(rows, values, lengths, state, self._params, fusions, candidates, next_beam)
 
         for_each_share(advance_rows, lengths, self._config.threads)
         for b in (sizes <= 0).nonzero()[0]:  # an error; the state of the streams is not replaced
@@ -56,29 +60,22 @@ class CPUEngine(FlexCTCEngine):
         first = np.array([tokens.frames for tokens in committed], np.int64) - dropped
         frames, shape = last - first, (len(numbers), n_best)
         order, scores = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        without_final = np.zeros(len(numbers), np.bool_)
+        without_final, shared = np.zeros(len(numbers), np.bool_), last.copy()
         traces = backpointers.new_traces(*shape, max(frames.tolist(), default=0), alignments=self._config.alignments)
 
         def finish_rows(which: np.ndarray) -> None:
-            finish(which, numbers, first, state, self._params, fusions, final, order, scores, without_final, traces)
+            outputs = order, scores, without_final, traces, shared
+            finish(which, numbers, first, state, self._params, fusions, final, *outputs)
 
         for_each_share(finish_rows, frames + 1, self._config.threads)
         if any(dropped.tolist()):
             traces = traces._replace(frames=traces.frames + dropped[:, None, None].astype(np.int32))
-        ends = shared = last + dropped
-        if not final:
-            shared = ends.copy()
-            for r, b in enumerate(rows):
-                count = backpointers.shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
-                shared[r] = dropped[r] + count
-        return FlexCTCNBest(numbers, ends, order, scores, without_final, traces, shared, committed)
+        ends = last + dropped
+        return FlexCTCNBest(numbers, ends, order, scores, without_final, traces, shared + dropped, committed)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        beam, sizes, frames_done = (part.copy() for part in self._state[:3])
-        beam["boosting_state"] += self._fusion.moved_states(fusion)[:, None]
+        self._state.beam["boosting_state"] += self._fusion.moved_states(fusion)[:, None]
         fresh = new_state(fusion.arrays, self._config.beam_size, 0)
-        beam[rows], sizes[rows], frames_done[rows] = fresh.beam[rows], 1, 0
-        offsets = self._state.offsets.copy()
-        offsets[rows] = 0.0
-        self._state = self._state._replace(beam=beam, sizes=sizes, frames_done=frames_done, offsets=offsets)
+        for part, new in zip(self._state[:-1], fresh[:-1], strict=True):  # all but the back-pointers
+            part[rows] = new[rows]
         super().restart(rows, fusion)

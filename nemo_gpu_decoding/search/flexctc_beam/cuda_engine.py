@@ -47,11 +47,8 @@ def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
     """Return None if the kernels can search with this beam on `device`, else the reason in one line."""
     if 2 * beam_size * columns > 2**32:
         return f"2 x beam {beam_size} x {columns} columns exceed the 2^32 that kernels can number"
-    try:
-        list_sizes(beam_size, columns, 2, runtime().shared_bytes(device))
-    except ValueError as error:
-        return str(error)
-    return None
+    most_shared = runtime().shared_bytes(device)
+    return inputs.why_too_large(beam_size, list_sizes(beam_size, columns, 2, most_shared)[2], most_shared)
 
 
 def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int, int]:
@@ -59,19 +56,11 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
 
     Returns:
         The sizes; the number of rows in shared memory, 0 if rows stay in global memory; all bytes of shared memory.
-
-    Raises:
-        ValueError: the beam needs more shared memory.
     """
     sizes = ListSizes(2 * beam_size + THREADS, min(columns, MAX_LABELS), MAX_PAIRS)
     fixed = shared_bytes(beam_size, sizes)
-    if fixed <= most_shared:
-        rows, in_rows = inputs.rows_in_shared_memory(columns, item_bytes, most_shared - fixed)
-        return sizes, rows, fixed + in_rows
-    raise ValueError(
-        f"a beam of {beam_size} needs {fixed} bytes of shared memory per block of threads, "
-        f"of which there are {most_shared}"
-    )
+    rows, in_rows = inputs.rows_in_shared_memory(columns, item_bytes, most_shared - fixed)
+    return sizes, rows, fixed + in_rows
 
 
 def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
@@ -182,7 +171,7 @@ class CUDAEngine(FlexCTCEngine):
             most = int((self._frames[numbers] + dropped - first).max(initial=0))
         sizes = {"R": len(rows), "N": n_best, "T": most}
         arrays = {
-            name: (_numpy_type(tensor), tuple(sizes[str(axis)] for axis in tensor.shape))
+            name: (np.dtype(tensor.dtype), tuple(sizes[str(axis)] for axis in tensor.shape))
             for name, tensor in _RESULTS.items()
             if not tensor.optional or self._config.alignments
         }
@@ -354,10 +343,3 @@ _RESULTS = {
     for name, tensor in records.FINISH.parameters.items()
     if isinstance(tensor, Tensor) and tensor.shape[0] == "R" and tensor.written
 }
-
-
-def _numpy_type(tensor: Tensor) -> np.dtype:
-    if isinstance(tensor.dtype, np.dtype):
-        return tensor.dtype
-    (dtype,) = tensor.layout.dtypes
-    return torch.empty(0, dtype=dtype).numpy().dtype

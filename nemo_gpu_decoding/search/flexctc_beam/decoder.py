@@ -13,13 +13,11 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.engine import Engine, Streams
-from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, without_gaps
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
-from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.numerics import TEXT_SCORES
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
 
@@ -67,9 +65,6 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     def with_options(self, config: FlexCTCConfig, fusion: Fusion) -> FlexCTCBeam:
         return FlexCTCBeam(self.vocab_size, self.blank_id, config, fusion)
 
-    def _check_inputs(self, inputs: torch.Tensor, batch: int | None) -> None:
-        check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
-
     def _cpu_engine(self, streams: Streams) -> Engine:
         return CPUEngine(self.config, self._params, streams)
 
@@ -78,10 +73,6 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         return cuda_engine.why_not(self.config.beam_size, self.vocab_size + 1, device)
-
-    def _units(self, path: Path) -> Units:
-        labels = path.tokens - (path.tokens > self.blank_id)
-        return Units(labels.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
         return self.config.beam_size, " (beam_size)"
@@ -106,9 +97,8 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     def _committed(self, hypotheses: FlexCTCNBest, r: int) -> int:
         """Return the number of tokens of the best hypothesis that all live hypotheses share."""
-        frames, head = hypotheses.traces.frames[r, 0, : hypotheses.traces.lengths[r, 0]], hypotheses.committed[r].head
-        before = 0 if head is None else len(head["tokens"])
-        return before + int(np.searchsorted(frames, hypotheses.shared[r]))
+        frames = hypotheses.traces.frames[r, 0, : hypotheses.traces.lengths[r, 0]]
+        return len(hypotheses.committed[r]) + int(np.searchsorted(frames, hypotheses.shared[r]))
 
     def _paths(self, hypotheses: FlexCTCNBest, ended: np.ndarray, fusions: FusionArrays) -> list[tuple[Path, ...]]:
         """Return each utterance's hypotheses; scores include final weights where `ended` [R] is True."""
@@ -116,8 +106,8 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         for r, committed in enumerate(hypotheses.committed):
             if committed.frames:
                 fused[r] = committed.scores
-        heads = [tokens.head for tokens in hypotheses.committed]
-        before = np.array([0 if head is None else len(head["tokens"]) for head in heads])
+        heads = [tokens.head() for tokens in hypotheses.committed]
+        before = np.array(list(map(len, hypotheses.committed)))
         arrays = hypotheses.rows, hypotheses.order, hypotheses.scores, hypotheses.traces, fused, before, ended
         numbers, tokens, confidence = without_gaps(*arrays, float(self.config.beam_beta), self._params, fusions)
         results: list[list[Path]] = [[] for _ in heads]

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, shared_frames, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts, select_best
@@ -82,8 +82,9 @@ class FlexCTCEngine(Engine):
                 part = slice(end - committed.frames)
                 new |= {"alignment": hypotheses.traces.alignment[r, 0, part]}
                 new |= {"alignment_log_probs": hypotheses.traces.alignment_log_probs[r, 0, part]}
-            committed.columns.extend(new)
-            _add_scores_of(labels[:count], self._params, self._fusion.arrays, hypotheses.rows[r], committed.scores)
+            committed.extend(new)
+            params, given = self._params, (self._fusion.arrays, hypotheses.rows[r], np.float32(1.0), (False, False))
+            add_text_scores(labels[:count], params.vocab_size, params.blank_id, *given, committed.scores)
             committed.frames = end
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
@@ -94,7 +95,7 @@ class FlexCTCEngine(Engine):
 
 
 @compiled
-def finish(which, rows, first, state, params, fusions, final, order, scores, without_final, traces):
+def finish(which, rows, first, state, params, fusions, final, order, scores, without_final, traces, shared):
     """Fill fields of a `FlexCTCNBest`: sort the hypotheses of utterances rows[r], keep the N best, trace them back.
 
     Args:
@@ -115,6 +116,8 @@ def finish(which, rows, first, state, params, fusions, final, order, scores, wit
             if order[r, n] >= 0:
                 frames_of = first[r], state.frames_done[b]
                 trace_back(state.back_pointers, b, frames_of, order[r, n], params.blank_id, traces, r, n)
+        if not final:
+            shared[r] = shared_frames(state.back_pointers, b, state.frames_done[b], state.sizes[b])
 
 
 @compiled
@@ -156,27 +159,10 @@ def without_gaps(rows, order, scores, traces, fused, before, ended, beam_beta, p
                 tokens[0, begin:end], tokens[1, begin:end] = traces.tokens[r, n, :count], traces.frames[r, n, :count]
                 tokens[2, begin:end] = traces.repeats[r, n, :count]
                 confidence[begin:end] = traces.confidence[r, n, :count]
-                _add_scores_of(tokens[0, begin:end], params, fusions, rows[r], sums)
-                if ended[r]:
-                    _add_final_weights(of_utterance(fusions, rows[r]), fusions.utterances[rows[r]], sums[0])
+                columns, of_both, unit = tokens[0, begin:end], (ended[r], ended[r]), np.float32(1.0)
+                add_text_scores(columns, params.vocab_size, params.blank_id, fusions, rows[r], unit, of_both, sums)
                 part.r, part.n, part.begin, part.end, part.score = r, n, begin, end, scores[r, n]
                 part.lm, part.boosting = sums[0].lm, sums[0].boosting
                 part.insertion = beam_beta * (before[r] + count)
                 part.acoustic = part.score - part.lm - part.boosting - part.insertion
     return parts, tokens, confidence
-
-
-@compiled
-def _add_scores_of(tokens, params, fusions, b, scores):
-    """Run `add_text_scores` for utterance b."""
-    starts = fusions.utterances[b].lm_start, fusions.utterances[b].boosting_start
-    add_text_scores(tokens, params.vocab_size, params.blank_id, of_utterance(fusions, b), starts, scores)
-
-
-@compiled
-def _add_final_weights(fusion, utterance, sums):
-    if fusion.lm_weight > 0:
-        sums.lm += fusion.lm_weight * fusion.lm.states[utterance.lm_start + sums.lm_state].final_weight
-    if fusion.boosting_weight > 0:
-        end = fusion.boosting.states[utterance.boosting_start + sums.boosting_state]
-        sums.boosting += fusion.boosting_weight * end.final_weight

@@ -58,20 +58,8 @@ class FlexCTCBeams(NamedTuple):
     beam: np.ndarray  # [B, K] HYPOTHESIS
     sizes: np.ndarray  # [B] int32, number of live hypotheses; they are the first ones
     frames_done: np.ndarray  # [B] int64
-    back_pointers: BackPointers
     offsets: np.ndarray  # [B] float64, the part of the scores that is not in `beam`, see `rebased`
-
-
-class FrameWorkspace(NamedTuple):
-    """The buffers of one thread for the search of a frame."""
-
-    candidates: numerics.Candidates
-    next_beam: np.ndarray  # [K] HYPOTHESIS
-
-
-def new_workspace(beam_size: int) -> FrameWorkspace:
-    candidates = numerics.Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
-    return FrameWorkspace(candidates, np.empty(beam_size, HYPOTHESIS))
+    back_pointers: BackPointers
 
 
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeams:
@@ -84,18 +72,18 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeam
     first["boosting_state"] = fusions.utterances["boosting_start"]
     first["token_score"] = numerics.IMPOSSIBLE
     back_pointers = new_back_pointers(n, frames, beam_size)
-    return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers, np.zeros(n))
+    return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), np.zeros(n), back_pointers)
 
 
 @no_refcount
-def advance(rows, log_probs, lengths, state, params, fusions, workspace):
+def advance(rows, log_probs, lengths, state, params, fusions, candidates, next_beam):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
     The function updates `state`, whose back-pointers have a capacity for frames_done + T frames. It stops before a
     frame with NaN or a value above MOST_LOG_PROB (sizes[b] = BAD_INPUT), or without a possible label (sizes[b] = 0).
+    `candidates` and `next_beam` ([K] HYPOTHESIS) are buffers.
     """
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
-    candidates, next_beam = workspace.candidates, workspace.next_beam
     for b in rows:
         hypotheses, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):

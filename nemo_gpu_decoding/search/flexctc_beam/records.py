@@ -110,12 +110,11 @@ class ListSizes(NamedTuple):
 
 LIST_SIZES = dtype_of(ListSizes)
 
-_BACK_POINTERS = {
-    "labels": Tensor(torch.int32, ("B", "capacity", "K"), written=True),
-    "parents": Tensor(torch.int16, ("B", "capacity", "K"), written=True),
-    "log_probs": Tensor(torch.float32, ("B", "capacity", "K"), written=True),
+BACK_POINTER_ARRAYS = {
+    "back_pointer_labels": Tensor(torch.int32, ("B", "capacity", "K"), written=True),
+    "back_pointer_parents": Tensor(torch.int16, ("B", "capacity", "K"), written=True),
+    "back_pointer_log_probs": Tensor(torch.float32, ("B", "capacity", "K"), written=True),
 }
-BACK_POINTER_ARRAYS = {f"back_pointer_{name}": tensor for name, tensor in _BACK_POINTERS.items()}
 
 # Reads lengths[b] frames of every utterance b.
 ADVANCE = Signature(
@@ -155,18 +154,18 @@ FINISH = Signature(
         "lm_states": Tensor(STATE, ("S",)),
         "boosting_states": Tensor(STATE, ("S'",)),
         "reached": Tensor(PROGRESS, ("R",), written=True),  # a copy, so that all results lie together
-        "shared": Tensor(torch.int64, ("R",), written=True),  # frames that all live hypotheses share
+        "shared": Tensor(np.dtype(np.int64), ("R",), written=True),  # frames that all live hypotheses share
         # 1: the LM forbids the end everywhere, so final weights were left out
-        "without_final": Tensor(torch.int32, ("R",), written=True),
-        "order": Tensor(torch.int32, ("R", "N"), written=True),  # slots, best first; -1: fewer
-        "scores": Tensor(torch.float32, ("R", "N"), written=True),
-        "lengths": Tensor(torch.int32, ("R", "N"), written=True),  # tokens of each path
-        "tokens": Tensor(torch.int32, ("R", "N", "T"), written=True),
-        "frames": Tensor(torch.int32, ("R", "N", "T"), written=True),
-        "repeats": Tensor(torch.int32, ("R", "N", "T"), written=True),
-        "confidence": Tensor(torch.float32, ("R", "N", "T"), written=True),
-        "alignment": Tensor(torch.int32, ("R", "N", "T"), written=True, optional=True),
-        "alignment_log_probs": Tensor(torch.float32, ("R", "N", "T"), written=True, optional=True),
+        "without_final": Tensor(np.dtype(np.int32), ("R",), written=True),
+        "order": Tensor(np.dtype(np.int32), ("R", "N"), written=True),  # slots, best first; -1: fewer
+        "scores": Tensor(np.dtype(np.float32), ("R", "N"), written=True),
+        "lengths": Tensor(np.dtype(np.int32), ("R", "N"), written=True),  # tokens of each path
+        "tokens": Tensor(np.dtype(np.int32), ("R", "N", "T"), written=True),
+        "frames": Tensor(np.dtype(np.int32), ("R", "N", "T"), written=True),
+        "repeats": Tensor(np.dtype(np.int32), ("R", "N", "T"), written=True),
+        "confidence": Tensor(np.dtype(np.float32), ("R", "N", "T"), written=True),
+        "alignment": Tensor(np.dtype(np.int32), ("R", "N", "T"), written=True, optional=True),
+        "alignment_log_probs": Tensor(np.dtype(np.float32), ("R", "N", "T"), written=True, optional=True),
         "params": Scalar(SEARCH_PARAMS),
         "capacity": Scalar(np.int32),
         "beam_size": Scalar(np.int32),

@@ -40,7 +40,7 @@ def step(rows, data, params, durations, fusions):
             continue
         count = _offer_without_look_ups(b, data, params, fusion, candidates)
         for k in range(state.counters[b].size):
-            if _is_free(b, k, data, params):
+            if data.row_of[b, k] >= 0 and state.beam[b, k].symbols < params.max_symbols:  # it may take any label
                 row = data.log_probs[data.row_of[b, k]]
                 hypothesis = state.beam[b, k]
                 if params.late:
@@ -55,12 +55,6 @@ def step(rows, data, params, durations, fusions):
 def run(rows, arrays, networks, options, params, durations, fusions):
     """Take all steps of the utterances `rows`, with their networks, until all wait for frames; see `cpu_engine.py`."""
     cpu_engine.take_steps(step, rows.copy(), arrays, networks, options, params, durations, fusions)
-
-
-@linked
-def _is_free(b, k, data, params):
-    """Return whether hypothesis k may take any label: it is not finished, and no blank is forced."""
-    return data.row_of[b, k] >= 0 and data.state.beam[b, k].symbols < params.max_symbols
 
 
 @linked

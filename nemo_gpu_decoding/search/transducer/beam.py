@@ -94,21 +94,6 @@ def new_nodes(n: int, capacity: int) -> np.ndarray:
     return nodes
 
 
-def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
-    """Return the trees in buffers for at least `needed` nodes; a buffer that is too small is at least doubled."""
-    n, capacity = nodes.shape
-    if needed <= capacity:
-        return nodes
-    larger = np.empty((n, max(needed, 2 * capacity)), records.NODE)
-    larger[:, :capacity] = nodes
-    return larger
-
-
-def new_pending(n: int, beam_size: int) -> PendingPredictions:
-    """Return empty lists of texts to compute, for n utterances."""
-    return PendingPredictions(np.zeros(n, np.int32), *np.empty((3, n, beam_size), np.int64))
-
-
 @linked
 def extend(hypothesis, choice, params, durations):
     """Apply a choice to a hypothesis, but leave its score and the fields that depend on other hypotheses."""

@@ -4,7 +4,7 @@ The utterances of a batch take steps together, so that each network runs once pe
 of an utterance do not depend on the other utterances. Networks that can be compiled (`cpu_networks.py`) run inside
 compiled code, for groups of utterances whose rows fit in a CPU's cache. torch runs all other networks.
 
-`JointRows` lists the pairs of frame and text that the joint evaluates in a step. In TDT the same text may reach the
+`schedule` lists the pairs of frame and text that the joint evaluates in a step. In TDT the same text may reach the
 same frame twice, in different numbers of steps: "4" with a blank of two frames, and "4" with two blanks of one frame.
 The joint's output is then the same. 10-40 % of all rows are such repeats, and 99 % of the repeats equal a row of the
 previous step. So a step's rows are kept for the next step. RNN-T searches repeat no rows in a run.
@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, inlined, linked
 from nemo_gpu_decoding.search.engine import for_each_share
+from nemo_gpu_decoding.search.numerics import grown
 from nemo_gpu_decoding.search.transducer import beam, cpu_networks
 from nemo_gpu_decoding.search.transducer.cpu_networks import copy
 from nemo_gpu_decoding.search.transducer.engine import TransducerEngine, TransducerStreams, flattened
@@ -58,7 +58,7 @@ class CPUEngine(TransducerEngine):
         needed = int(beams.counters["node_count"].max()) + beam_size * (2 + int(frames.max()))
         texts = cpu_networks.text_cache(state.predictions.outputs, state.predictions.state)
         while True:
-            state.nodes = beam.grown_nodes(state.nodes, needed)
+            state.nodes = grown(state.nodes, needed)
             shared = SharedRows.of(beams.beam.shape)
             for_each_share(search, frames.astype(float), algorithm.config.threads)
             needed = int(beams.counters["node_count"].max()) + beam_size
@@ -67,27 +67,46 @@ class CPUEngine(TransducerEngine):
             needed += beam_size * int(frames.max())
 
     def _advance_in_torch(self, state: TransducerStreams, ended: bool) -> None:
-        algorithm, beams = self._algorithm, state.beams
+        algorithm, beams, turn = self._algorithm, state.beams, 0
         n, beam_size = beams.beam.shape
-        joint = JointRows(algorithm.networks, algorithm.config.softmax_temperature, state)
-        rows, (row_of, pending, *_) = np.arange(n), joint.shared
+        run = new_run(algorithm.networks, state, None, SharedRows.of(beams.beam.shape), n)
+        rows, (row_of, pending, *_) = np.arange(n), run.shared
 
         def step(share: np.ndarray) -> None:
-            data = beam.StepData(joint.log_probs, row_of, beams, state.nodes, pending)
+            data = beam.StepData(run.log_probs[turn], row_of, beams, state.nodes, pending)
             algorithm.step(share, data, algorithm.params, algorithm.durations, state.fusions)
 
-        while count := joint.read(rows, ended):
+        while count := self._read_joint(rows, turn, run, state, ended):
             costs = np.zeros(n)
             costs[rows] = (row_of[rows] >= 0).sum(axis=1)
             rows = np.flatnonzero(costs)  # an utterance that waits once must wait for new frames
-            state.nodes = beam.grown_nodes(state.nodes, int(beams.counters["node_count"].max()) + beam_size)
-            if count * joint.log_probs.shape[1] < WORK_PER_THREAD:
+            state.nodes = grown(state.nodes, int(beams.counters["node_count"].max()) + beam_size)
+            if count * run.log_probs.shape[2] < WORK_PER_THREAD:
                 step(rows)
             else:
                 for_each_share(step, costs, algorithm.config.threads)
             if (beams.counters["size"][rows] <= 0).any():
                 return
             state.predictions.extend(algorithm.networks, pending, rows)
+            turn = 1 - turn
+
+    def _read_joint(self, rows: np.ndarray, turn: int, run: Run, state: TransducerStreams, ended: bool) -> int:
+        """Fill `row_of` and log_probs[turn] for these utterances; return the number of hypotheses with a row."""
+        networks, outputs, sources = self._algorithm.networks, state.predictions.outputs, run.sources
+        new, repeated = schedule(rows, run.state, ended, run.shared, run.first_frames, run.strides, sources)
+        if new:
+            frame, text = (torch.from_numpy(values[:new]).to(outputs.device) for values in sources[:2])
+            frames = state.frames.values.flatten(0, 1).index_select(0, frame)
+            logits = networks.join(frames, outputs.index_select(0, text)).double()  # rounded once: all backends agree
+            if (temperature := self._algorithm.config.softmax_temperature) != 1.0:
+                logits = logits * (1.0 / temperature)
+            log_probs, labels = torch.from_numpy(run.log_probs[turn, :new]), networks.vocab_size + 1
+            for part in (slice(labels), slice(labels, logits.shape[1]))[: 1 + bool(networks.durations)]:
+                log_probs[:, part] = torch.log_softmax(logits[:, part], dim=-1)
+        if repeated:
+            old_rows, out = sources.old_rows[-repeated:], run.log_probs[turn, -repeated:]
+            np.take(run.log_probs[1 - turn], old_rows, axis=0, out=out)
+        return new + repeated
 
 
 class SharedRows(NamedTuple):
@@ -103,7 +122,8 @@ class SharedRows(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, int]) -> SharedRows:
-        return cls(np.empty(shape, np.int32), beam.new_pending(*shape), *np.full((3, *shape), -1, np.int32))
+        pending = beam.PendingPredictions(np.zeros(shape[0], np.int32), *np.empty((3, *shape), np.int64))
+        return cls(np.empty(shape, np.int32), pending, *np.full((3, *shape), -1, np.int32))
 
 
 class RowSources(NamedTuple):
@@ -124,30 +144,28 @@ class Run(NamedTuple):
     shared: SharedRows
     sources: RowSources
     log_probs: np.ndarray  # [2, R, V + 1 (+ D)], of this step and of the last one in turn
-    networks: cpu_networks.NetworkArrays
+    networks: cpu_networks.NetworkArrays | None  # None: torch runs them
 
 
 def new_run(
     networks: TransducerNetworks,
     state: TransducerStreams,
-    texts: cpu_networks.TextCache,
+    texts: cpu_networks.TextCache | None,
     shared: SharedRows,
     group: int,
 ) -> Run:
     """Return the arrays of a `Run` for groups of at most `group` utterances."""
     rows = group * state.beams.beam.shape[1]
-    columns = networks.vocab_size + 1 + len(networks.durations)
+    columns, frames = networks.vocab_size + 1 + len(networks.durations), state.frames.values
     return Run(
         state=state.beams,
         nodes=state.nodes,
         first_frames=state.frames.first,
-        strides=(state.frames.values.shape[1], state.beams.cache_hashes.shape[1]),
+        strides=(frames.shape[1], state.beams.cache_hashes.shape[1]),
         shared=shared,
         sources=RowSources(*np.empty((3, rows), np.int64)),
         log_probs=np.empty((2, rows, columns), np.float32),
-        networks=cpu_networks.NetworkArrays(
-            state.frames.values.flatten(0, 1).numpy(), texts, cpu_networks.network_buffers(texts, columns, rows)
-        ),
+        networks=texts and cpu_networks.network_arrays(frames.flatten(0, 1).numpy(), texts, columns, rows),
     )
 
 
@@ -187,65 +205,11 @@ def take_steps(step, rows, run, networks, options, params, durations, fusions):
     while count > 0:
         data = beam.StepData(run.log_probs[turn], shared.row_of, run.state, run.nodes, shared.pending)
         step(rows[:count], data, params, durations, fusions)
-        texts = flattened(shared.pending, rows[:count], run.strides[1], run.networks.buffers.requests)
+        texts = flattened(shared.pending, rows[:count], run.strides[1], run.networks.requests)
         if texts:
             cpu_networks.predict(texts, networks, run.networks)
         turn = 1 - turn
         count = read_joint(rows[:count], turn, run, networks, options, params)
-
-
-class JointRows:
-    """The joint's log-probs of one run for n utterances with K hypotheses each.
-
-    Args:
-        networks: see `TransducerNetworks`.
-        temperature: the option softmax_temperature.
-        state: the beams, the frames that may be read, the prediction cache.
-    """
-
-    def __init__(self, networks: TransducerNetworks, temperature: float, state: TransducerStreams) -> None:
-        self._networks, self._temperature, self._state = networks, temperature, state
-        self._flat_frames = state.frames.values.flatten(0, 1)
-        # frames and cache entries per utterance
-        self._strides = state.frames.values.shape[1], state.beams.cache_hashes.shape[1]
-        self.shared, most = SharedRows.of(state.beams.beam.shape), state.beams.beam.size
-        self._sources = RowSources(*np.empty((3, most), np.int64))
-        width = networks.vocab_size + 1 + len(networks.durations)
-        # [n * K, V + 1 (+ D)] of this step and of the last one
-        self.log_probs, self._before = np.empty((2, most, width), np.float32)
-
-    def read(self, rows: np.ndarray, ended: bool) -> int:
-        """Fill `log_probs` and `shared` for the utterances `rows`; return the number of hypotheses with a row.
-
-        The values are valid until the call after the next one.
-        """
-        self.log_probs, self._before = self._before, self.log_probs
-        state, sources = self._state, self._sources
-        new, repeated = schedule(rows, state.beams, ended, self.shared, state.frames.first, self._strides, sources)
-        if new:
-            self._compute(new)
-        if repeated:
-            np.take(self._before, sources.old_rows[-repeated:], axis=0, out=self.log_probs[-repeated:])
-        return new + repeated
-
-    def _compute(self, count: int) -> None:
-        """Fill the first `count` rows; labels and durations are normalised separately."""
-        outputs = self._state.predictions.outputs
-        frame, text = (torch.from_numpy(values[:count]).to(outputs.device) for values in self._sources[:2])
-        logits = self._networks.join(self._flat_frames.index_select(0, frame), outputs.index_select(0, text))
-        log_probs = torch.from_numpy(self.log_probs[:count])
-        labels = self._networks.vocab_size + 1
-        for begin, end in ((0, labels), (labels, logits.shape[1])):
-            if begin < end:
-                log_probs[:, begin:end] = normalised(logits[:, begin:end], self._temperature)
-
-
-def normalised(logits: Tensor, temperature: float) -> Tensor:
-    """Convert logits [N, columns] to log-probs in double. The caller rounds them once, so that all backends agree."""
-    logits = logits.double()
-    if temperature != 1.0:
-        logits = logits * (1.0 / temperature)
-    return torch.log_softmax(logits, dim=-1)
 
 
 @compiled

@@ -31,48 +31,26 @@ numba's loops cannot express such a block, so it is written with llvmlite. On ot
 """
 
 import math
-import threading
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from llvmlite import binding, ir
-from numba import extending, types
+from numba import types
 from numba.core import cgutils
 from numba.np.arrayobj import make_array
 from torch import Tensor, nn
 
-from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.jit import compiled, intrinsic, linked
 from nemo_gpu_decoding.search.transducer import networks as nets
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
-
-intrinsic: Any = extending.intrinsic  # its type does not describe calls
 
 LARGEST_EXPONENT = 708.0  # exp of it, and of its negative, is a normal number
 LOG2_E = 1.4426950408889634
 LN_2_HIGH = 6.93147180369123816490e-01  # its last bits are 0, so that its product with an integer is exact
 LN_2_LOW = 1.90821492927058770002e-10  # the rest of ln 2
 ROUNDING = 6755399441055744.0  # 1.5 * 2^52: the last bits of x + ROUNDING are the integer next to x
-
-
-def _cast(target: Any) -> Any:
-    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], target)
-
-    return write
-
-
-@intrinsic
-def _bits_of(typing_context, value):
-    """Return the bits of a double, as an int64."""
-    return types.int64(types.float64), _cast(ir.IntType(64))
-
-
-@intrinsic
-def _of_bits(typing_context, bits):
-    """Return the double with these bits."""
-    return types.float64(types.int64), _cast(ir.DoubleType())
 
 
 @linked
@@ -90,8 +68,8 @@ def exp(x):
     r2 = r * r
     even = ((((r2 * (1.0 / 3628800) + 1.0 / 40320) * r2 + 1.0 / 720) * r2 + 1.0 / 24) * r2 + 0.5) * r2 + 1.0
     odd = ((((r2 * (1.0 / 39916800) + 1.0 / 362880) * r2 + 1.0 / 5040) * r2 + 1.0 / 120) * r2 + 1.0 / 6) * r2 + 1.0
-    series = even + odd * r
-    return _of_bits(_bits_of(series) + (_bits_of(shifted) << np.int64(52)))
+    series, power = np.float64(even + odd * r).view(np.int64), np.float64(shifted).view(np.int64) << np.int64(52)
+    return np.int64(series + power).view(np.float64)
 
 
 @linked
@@ -306,9 +284,11 @@ class TextCache(NamedTuple):
     is_recalled: np.ndarray  # [E] bool, whether `recalled` is that of the entry's text
 
 
-class NetworkBuffers(NamedTuple):
-    """The buffers for the matrix products of one step."""
+class NetworkArrays(NamedTuple):
+    """The arrays that the networks read and write in a run, with buffers for the matrix products of one step."""
 
+    frames: np.ndarray  # [F, J] projected encoder frames
+    texts: TextCache
     inputs: np.ndarray  # [R, H] float32
     joint_inputs: np.ndarray  # [R, J] float32
     products: np.ndarray  # [R, C] float32, C as wide as the widest product
@@ -317,23 +297,13 @@ class NetworkBuffers(NamedTuple):
     unknown: np.ndarray  # [R] int64: entries without a recurrent product
 
 
-class NetworkArrays(NamedTuple):
-    """The arrays that the networks read and write in a run."""
-
-    frames: np.ndarray  # [F, J] projected encoder frames
-    texts: TextCache
-    buffers: NetworkBuffers
-
-
 class CompiledNetworks:
     """The packed weights of a decoder's networks, for all threads; a changed weight is packed again."""
 
     def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
         self._fused = FusedWeights(networks)
-        self._lock = threading.Lock()
         self._packed: nets.MadeOfWeights[PackedNetworks | None] = nets.MadeOfWeights()
-        self._kind: tuple[Any, ...] = ()  # types of the modules and products that `_packed` was made for
 
     def current(self) -> PackedNetworks | None:
         """Return the packed weights, or None if torch must run the networks."""
@@ -344,10 +314,7 @@ class CompiledNetworks:
         modules = *modules, *networks.output._modules.values()
         kind = *map(type, modules), self._fused.dtype
         weights = [weight for module in modules for weight in nets.own_weights(module)]
-        with self._lock:
-            if kind != self._kind:
-                self._packed, self._kind = nets.MadeOfWeights(), kind
-            return self._packed.current(weights, lambda: self._make(networks))
+        return self._packed.current(weights, lambda: self._make(networks), kind)
 
     def _make(self, networks: nets.LSTMNetworks) -> PackedNetworks | None:
         layers = nets.joint_layers(networks.output)
@@ -384,11 +351,13 @@ def text_cache(outputs: Tensor, state: tuple[Tensor, ...]) -> TextCache:
     return TextCache(outputs.numpy(), hidden, cells, recalled, np.zeros(entries, np.bool_))
 
 
-def network_buffers(texts: TextCache, columns: int, rows: int) -> NetworkBuffers:
-    """Return buffers for steps with at most this number of rows, of joints with V + 1 (+ D) columns."""
+def network_arrays(frames: np.ndarray, texts: TextCache, columns: int, rows: int) -> NetworkArrays:
+    """Return arrays for steps with at most this number of rows, of joints with V + 1 (+ D) columns."""
     size, joint = texts.hidden.shape[2], texts.outputs.shape[1]
     whole, widest = whole_rows(rows), max(columns, 4 * size, joint)
-    return NetworkBuffers(
+    return NetworkArrays(
+        frames=frames,
+        texts=texts,
         inputs=np.zeros((whole, size), np.float32),
         joint_inputs=np.zeros((whole, joint), np.float32),
         products=np.zeros((whole, whole_panels(widest)), np.float32),
@@ -408,10 +377,9 @@ def join(sources, count, labels, scale, networks, arrays, log_probs):
         scale: 1 / temperature.
         log_probs: [count or more, V + 1 (+ D)] float32, the result.
     """
-    texts, buffers = arrays.texts, arrays.buffers
     for r in range(count):
-        frame, text = arrays.frames[sources.frames[r]], texts.outputs[sources.texts[r]]
-        values = buffers.joint_inputs[r]
+        frame, text = arrays.frames[sources.frames[r]], arrays.texts.outputs[sources.texts[r]]
+        values = arrays.joint_inputs[r]
         if networks.activation == RELU:
             for i in range(values.shape[0]):
                 value = frame[np.uintp(i)] + text[np.uintp(i)]
@@ -422,48 +390,48 @@ def join(sources, count, labels, scale, networks, arrays, log_probs):
         else:
             for i in range(values.shape[0]):
                 values[np.uintp(i)] = np.float32(sigmoid(np.float64(frame[np.uintp(i)] + text[np.uintp(i)])))
-    multiply(buffers.joint_inputs, count, networks.output, buffers.products)
+    multiply(arrays.joint_inputs, count, networks.output, arrays.products)
     columns = log_probs.shape[1]
     for r in range(count):
-        log_softmax(buffers.products[r, :labels], scale, buffers.logits, log_probs[r, :labels])
+        log_softmax(arrays.products[r, :labels], scale, arrays.logits, log_probs[r, :labels])
         if labels < columns:
-            log_softmax(buffers.products[r, labels:columns], scale, buffers.logits, log_probs[r, labels:columns])
+            log_softmax(arrays.products[r, labels:columns], scale, arrays.logits, log_probs[r, labels:columns])
 
 
 @linked
 def predict(count, networks, arrays):
     """Run the prediction network for the first `count` texts of `requests`."""
-    texts, buffers = arrays.texts, arrays.buffers
-    labels, sources, targets = buffers.requests[0], buffers.requests[1], buffers.requests[2]
-    _recall(sources, count, networks, texts, buffers)
+    texts = arrays.texts
+    labels, sources, targets = arrays.requests[0], arrays.requests[1], arrays.requests[2]
+    _recall(sources, count, networks, arrays)
     for layer in range(texts.hidden.shape[1]):
         if layer > 0:
-            multiply(buffers.inputs, count, networks.inputs[layer - 1], buffers.products)
+            multiply(arrays.inputs, count, networks.inputs[layer - 1], arrays.products)
         for i in range(count):
-            products = networks.table[labels[i]] if layer == 0 else buffers.products[i]
+            products = networks.table[labels[i]] if layer == 0 else arrays.products[i]
             _cell(products, sources[i], targets[i], layer, texts)
-            copy(texts.hidden[targets[i], layer], buffers.inputs[i])
-    multiply(buffers.inputs, count, networks.projection, buffers.products)
+            copy(texts.hidden[targets[i], layer], arrays.inputs[i])
+    multiply(arrays.inputs, count, networks.projection, arrays.products)
     for i in range(count):
-        copy(buffers.products[i], texts.outputs[targets[i]])
+        copy(arrays.products[i], texts.outputs[targets[i]])
         texts.is_recalled[targets[i]] = False
 
 
 @linked
-def _recall(sources, count, networks, texts, buffers):
+def _recall(sources, count, networks, arrays):
     """Compute the recurrent products of the given entries that lack them."""
-    unknown = 0
+    texts, unknown = arrays.texts, 0
     for i in range(count):
         if not texts.is_recalled[sources[i]]:
             texts.is_recalled[sources[i]] = True
-            buffers.unknown[unknown] = sources[i]
+            arrays.unknown[unknown] = sources[i]
             unknown += 1
     for layer in range(texts.hidden.shape[1] if unknown else 0):
         for i in range(unknown):
-            copy(texts.hidden[buffers.unknown[i], layer], buffers.inputs[i])
-        multiply(buffers.inputs, unknown, networks.recurrent[layer], buffers.products)
+            copy(texts.hidden[arrays.unknown[i], layer], arrays.inputs[i])
+        multiply(arrays.inputs, unknown, networks.recurrent[layer], arrays.products)
         for i in range(unknown):
-            copy(buffers.products[i], texts.recalled[buffers.unknown[i], layer])
+            copy(arrays.products[i], texts.recalled[arrays.unknown[i], layer])
 
 
 @linked

@@ -23,19 +23,13 @@ from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.launch import Module, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
-from nemo_gpu_decoding.search.transducer import cuda_workspace, records
-from nemo_gpu_decoding.search.transducer.beam import grown_nodes
+from nemo_gpu_decoding.search.inputs import why_too_large
+from nemo_gpu_decoding.search.numerics import grown
+from nemo_gpu_decoding.search.transducer import cuda_workspace, engine, records
 from nemo_gpu_decoding.search.transducer.cuda_graphs import Conditions, GraphRunner, check_not_capturing
 from nemo_gpu_decoding.search.transducer.cuda_networks import Joint, JointPaths, Prediction, PredictionPaths
-from nemo_gpu_decoding.search.transducer.engine import (
-    Algorithm,
-    Predictions,
-    TransducerEngine,
-    TransducerStreams,
-    UnreadFrames,
-    concatenated,
-    valid_frames,
-)
+from nemo_gpu_decoding.search.transducer.engine import Algorithm, TransducerStreams, UnreadFrames
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, ListSizes, SearchParams
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
@@ -52,13 +46,7 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
     if params.beam_size * choices > 2**32:
         return f"beam {params.beam_size} x {choices} choices exceed the 2^32 that kernels can number"
     _, expand_bytes = list_sizes(params, records.EXPAND_THREADS)
-    needed = max(merge_bytes(params), expand_bytes)
-    if needed > most_shared:
-        return (
-            f"a beam of {params.beam_size} needs {needed} bytes of shared memory per block of threads, "
-            f"of which there are {most_shared}"
-        )
-    return None
+    return why_too_large(params.beam_size, max(merge_bytes(params), expand_bytes), most_shared)
 
 
 class Gpu(NamedTuple):
@@ -127,13 +115,14 @@ def prediction_rows(utterances: int, params: SearchParams) -> int:
     return min(rows, max(share, records.FEWEST_PREDICTION_ROWS, params.beam_size))
 
 
-class Shared(NamedTuple):
-    """The objects that are shared by all runs of a decoder."""
+class Shared:
+    """The objects that are shared by all runs of a decoder; `allowed`: whether CUDA graphs may be used."""
 
-    workspaces: cuda_workspace.WorkspacePool
-    graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
-    predictions: PredictionPaths  # runs the prediction network
-    joints: JointPaths  # runs the joint
+    def __init__(self, networks: TransducerNetworks, *, allowed: bool) -> None:
+        self.workspaces = cuda_workspace.WorkspacePool()
+        self.graphs = GraphRunner(networks, allowed=allowed)  # runs steps as CUDA graphs, or plainly
+        self.predictions = PredictionPaths(networks)  # runs the prediction network
+        self.joints = JointPaths(networks)  # runs the joint
 
 
 class NewFrames(NamedTuple):
@@ -146,7 +135,7 @@ class NewFrames(NamedTuple):
     ended: bool = False
 
 
-class CUDAEngine(TransducerEngine):
+class CUDAEngine(engine.TransducerEngine):
     """An engine that searches on the device of the networks; arguments as in `TransducerEngine`.
 
     A push is one upload, one launch that adds the frames, the steps, and one copy back. Streams hold a workspace, so
@@ -176,7 +165,7 @@ class CUDAEngine(TransducerEngine):
                 self._hold(new)
             if not self._search(self._state, new):
                 self._lost = False
-                valid_frames(inputs, lengths)  # raises, unless the sum has overflowed or a frame is padding
+                engine.valid_frames(inputs, lengths)  # raises, unless the sum has overflowed or a frame is padding
                 self._lost = True
                 self._search(self._state, new._replace(sum=None))
             self._check_beams(self._state)
@@ -212,7 +201,7 @@ class CUDAEngine(TransducerEngine):
             held.work.take_frames(state.frames.values)
             held.work.reserve_frames(int(new.lengths.max()) + FRAMES_THAT_WAIT)
             outputs, *parts = (part[:entries] for part in held.work.cache)
-            state.predictions = Predictions(outputs, tuple(parts))
+            state.predictions = engine.Predictions(outputs, tuple(parts))
             state.frames = UnreadFrames(held.work.frames_of(n), state.frames.first)
 
     def _search(self, state: TransducerStreams, new: NewFrames) -> bool:
@@ -280,14 +269,15 @@ class CUDAEngine(TransducerEngine):
             if refused:
                 return False
             if new_nodes > 0:
-                state.nodes = grown_nodes(state.nodes, all_nodes)
+                state.nodes = grown(state.nodes, all_nodes)
                 added = host.get("nodes")  # those that were fetched together with the beams
                 if added is None:
                     added = work.nodes[:n, :new_nodes].cpu().numpy().view(records.NODE)[..., 0]
                 cuda_workspace.append_nodes(state.nodes, added, counters)
             if not full:
                 break
-            cuda_workspace.go_on_with_nodes(streams, counters)
+            counters["node_base"] = counters["node_count"]  # the nodes were fetched
+            streams["kept_from"] = streams["new_count"] = 0  # the frames are in place
             new = new._replace(sum=None)
         cuda_workspace.settle(*known_state, work.columns, given)
         return True
@@ -317,7 +307,7 @@ def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
     total = int(lengths.sum())
     if n * frames - total <= max(total, MOST_PADDING):
         return inputs.flatten(0, 1), np.arange(n) * frames
-    return concatenated(inputs, lengths), np.cumsum(lengths) - lengths
+    return engine.concatenated(inputs, lengths), np.cumsum(lengths) - lengths
 
 
 class _Step:

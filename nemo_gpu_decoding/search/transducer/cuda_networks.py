@@ -16,7 +16,6 @@ in which torch would multiply. All other joints are called as torch modules, on 
 """
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -263,8 +262,7 @@ class JointPaths:
 
     def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
-        self._lock = threading.Lock()
-        self._layers: dict[torch.dtype, nets.MadeOfWeights[OutputLayer]] = {}
+        self._layers: nets.MadeOfWeights[OutputLayer] = nets.MadeOfWeights()  # by the type of products
 
     def on(self, work: RunWorkspace) -> Joint:
         """Return the joint for one run on a workspace that already holds the frames."""
@@ -274,20 +272,16 @@ class JointPaths:
         dtype = nets.product_dtype(linear.weight)
         sources = list(linear.parameters())
         given = {work.frames.dtype, work.cache[0].dtype}
-        if given != {dtype} or dtype not in FLOAT_TYPES or nets.versions(sources) is None:
-            return TorchJoint(self._networks, work)
-        with self._lock:
-            made = self._layers.setdefault(dtype, nets.MadeOfWeights())
-            layer = made.current(sources, lambda: _output_layer(linear, dtype))
-        assert layer is not None
-        return FusedJoint(layer, work)
+        layer = None
+        if given == {dtype} and dtype in FLOAT_TYPES:
+            layer = self._layers.current(sources, lambda: _output_layer(linear, dtype), dtype)
+        return TorchJoint(self._networks, work) if layer is None else FusedJoint(layer, work)
 
     def _linear(self) -> nn.Linear | None:
         """Return the layer after the ReLU, or None if the joint has another form."""
-        networks = self._networks
+        networks: Any = self._networks
         if type(networks) not in (nets.LSTMNetworks, nets.StatelessNetworks):
             return None
-        assert isinstance(networks, (nets.LSTMNetworks, nets.StatelessNetworks))
         activation, linear = nets.joint_layers(networks.output) or (None, None)
         return linear if activation is nn.ReLU else None
 

@@ -353,15 +353,6 @@ def goes_on(counters):
 
 
 @compiled
-def go_on_with_nodes(streams, counters):
-    """Prepare the rest of a run after its nodes were fetched; the run's frames are already in place."""
-    for b in range(len(counters)):
-        counters[b].node_base = counters[b].node_count
-        streams[b].kept_from = 0
-        streams[b].new_count = 0
-
-
-@compiled
 def settle(beams, counters, ends, first_frames, lengths, columns, after):
     """Take the state of the utterances after a run from the arrays of `plan`, which the device has changed."""
     streams, counters_after, beams_after = after

@@ -23,9 +23,6 @@ from nemo_gpu_decoding.search.transducer import cuda_engine
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
-from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_networks import JointPaths, PredictionPaths
-from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, TransducerNBest
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
 from nemo_gpu_decoding.search.transducer.records import BLANK_MODES, SearchParams
@@ -74,10 +71,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         self._algorithm = Algorithm(
             networks, config, self._params, durations, self.step, self.run, CompiledNetworks(networks), self.kernels
         )
-        self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
-        self._predictions = PredictionPaths(networks)
-        self._joints = JointPaths(networks)
-        self._workspaces = WorkspacePool()
+        self._shared = cuda_engine.Shared(networks, allowed=config.allow_cuda_graphs)
 
     @abstractmethod
     def _own_params(self) -> dict[str, Any]:
@@ -90,13 +84,13 @@ class TransducerDecoder(Decoder[C, NBest]):
         graphs      launches of the steps: loop or plain, see `cuda_graphs.py`
         prediction  implementation of the prediction network: lstm or stateless (kernels of this package), or torch
         """
-        return {"graphs": self._graphs.mode, "prediction": self._predictions.path}
+        return {"graphs": self._shared.graphs.mode, "prediction": self._shared.predictions.path}
 
     def allow_cuda_graphs(self, allowed: bool) -> None:
         """Switch CUDA graphs on, if the config allows them, or off, which frees the idle buffers of runs on a GPU."""
-        self._graphs.allowed = allowed and self.config.allow_cuda_graphs
+        self._shared.graphs.allowed = allowed and self.config.allow_cuda_graphs
         if not allowed:
-            self._workspaces.clear()
+            self._shared.workspaces.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Create copies from the same arguments, because locks and GPU buffers cannot be copied."""
@@ -116,8 +110,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         return CPUEngine(self._algorithm, streams.fusion)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        shared = cuda_engine.Shared(self._workspaces, self._graphs, self._predictions, self._joints)
-        return cuda_engine.CUDAEngine(self._algorithm, streams.fusion, shared)
+        return cuda_engine.CUDAEngine(self._algorithm, streams.fusion, self._shared)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         with torch.inference_mode(), self.networks.evaluation():
@@ -153,13 +146,13 @@ class TransducerDecoder(Decoder[C, NBest]):
         b, score = int(hypotheses.rows[r]), float(hypotheses.scores[r, n])
         node = hypotheses.state.beams.beam[b, hypotheses.order[r, n]]["node"]
         columns: dict[str, Any] = path_fields(trace_back(hypotheses.state.nodes[b], node), self._params)
-        fused = hypotheses.committed[r].scores.copy()
+        committed = hypotheses.committed[r]
+        fused = committed.scores.copy()
         add_scores(columns["tokens"], self._params.vocab_size, hypotheses.state.fusions, b, fused, final)
-        head = hypotheses.committed[r].head
-        count = len(columns["tokens"]) + (0 if head is None else len(head["tokens"]))
+        count = len(committed) + len(columns["tokens"])
         lm, boosting, *_ = fused.tolist()[0]
         insertion = self.config.beam_beta * count
         boosting -= insertion
         acoustic = score - lm - boosting - insertion
         parts = new_frozen(ScoreParts, acoustic=acoustic, lm=lm, boosting=boosting, insertion=insertion)
-        return joined(head, new_frozen(Path, **columns, score=score, parts=parts))
+        return joined(committed.head(), new_frozen(Path, **columns, score=score, parts=parts))

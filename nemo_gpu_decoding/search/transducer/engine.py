@@ -124,8 +124,8 @@ class TransducerEngine(Engine):
         n, beams = len(fusion), new_beam_state(fusion.arrays, beam_size)
         with torch.inference_mode(), networks.evaluation():
             predictions = Predictions.start(networks, n, beams.cache_hashes.shape[1])
-        nodes = new_nodes(n, 16 * beam_size)
-        self._state = TransducerStreams(beams, nodes, predictions, UnreadFrames.none(n), fusion.arrays)
+        nodes, frames = new_nodes(n, 16 * beam_size), UnreadFrames(torch.empty(n, 0, 0), np.zeros(n, np.int64))
+        self._state = TransducerStreams(beams, nodes, predictions, frames, fusion.arrays)
         self._committed = [CommittedTokens() for _ in range(n)]
         self._most_nodes = FIRST_COMMIT  # of a tree; a larger tree triggers a commit
         self._lost = False
@@ -186,7 +186,7 @@ class TransducerEngine(Engine):
             steps, committed = trace_back(nodes, ancestor), self._committed[b]
             if worth_committing(len(steps)):
                 new = path_fields(steps, params)
-                committed.columns.extend(new)
+                committed.extend(new)
                 add_scores(new["tokens"], params.vocab_size, self._state.fusions, b, committed.scores, False)
                 counters = beams.counters[b : b + 1]
                 counters["node_count"] = drop_nodes(nodes[: counters["node_count"][0]], ancestor, beam)
@@ -326,10 +326,6 @@ class UnreadFrames:
 
     values: Tensor  # [n, C, H]
     first: np.ndarray  # [n] int64
-
-    @classmethod
-    def none(cls, n: int) -> UnreadFrames:
-        return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
 
     def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> UnreadFrames:
         """Return these frames from `needed` on, followed by new frames.

@@ -20,8 +20,8 @@ matrices once instead of in every step. Sums and the tables of a stateless netwo
 torch's by rounding only.
 """
 
-import threading
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +58,9 @@ Fused = FusedLSTM | FusedStateless
 class FusedWeights:
     """The fused weights of networks, for all threads; they are computed again when a weight has changed."""
 
-    def __init__(self, networks: nets.TransducerNetworks) -> None:
-        self._networks = networks
-        self._lock = threading.Lock()
-        self._fused: dict[torch.dtype, nets.MadeOfWeights[Fused]] = {}  # by the type that products are computed in
+    def __init__(self, networks: Any) -> None:
+        self._networks = networks  # `TransducerNetworks`
+        self._fused: nets.MadeOfWeights[Fused] = nets.MadeOfWeights()  # by the type that products are computed in
 
     def why_not(self, device: torch.device) -> str | None:
         """Return None if the networks can be fused for `device`, else the reason in one line."""
@@ -88,16 +87,12 @@ class FusedWeights:
     @property
     def dtype(self) -> torch.dtype:
         """Return the type of the networks' outputs; requires that `why_not` is None."""
-        assert isinstance(self._networks, (nets.LSTMNetworks, nets.StatelessNetworks))
         return nets.product_dtype(self._networks.prediction_projection.weight)
 
     def current(self) -> Fused:
         """Return the fused weights for the present weights and autocast type; requires that `why_not` is None."""
         networks = self._networks
-        assert isinstance(networks, (nets.LSTMNetworks, nets.StatelessNetworks))
-        with self._lock:
-            made = self._fused.setdefault(self.dtype, nets.MadeOfWeights())
-            fused = made.current(_sources(networks), lambda: _fused(networks))
+        fused = self._fused.current(_sources(networks), lambda: _fused(networks), self.dtype)
         assert fused is not None
         return fused
 

@@ -22,10 +22,11 @@ oneDNN can store packed weights, so a search packs each weight once, and again w
 all rows in the same way. The BLAS works on blocks of rows, and rounds remaining rows differently.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -173,8 +174,8 @@ class LSTMNetworks(ModuleNetworks):
             raise ValueError(f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)")
         self.embedding = embedding
         self.lstm = lstm
-        self._tables: dict[torch.dtype, MadeOfWeights[Tensor]] = {}  # by the type of products
-        self._starts: dict[torch.dtype, MadeOfWeights[tuple[Tensor, State]]] = {}
+        self._table: MadeOfWeights[Tensor] = MadeOfWeights()  # of each type of products, as the next one
+        self._first: MadeOfWeights[tuple[Tensor, State]] = MadeOfWeights()
         self._input_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
         self._recurrent_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
 
@@ -183,9 +184,8 @@ class LSTMNetworks(ModuleNetworks):
         is_plain = (*map(type, modules),) == (nn.Embedding, nn.LSTM, nn.Linear)
         if not (is_plain and torch.is_inference_mode_enabled()):
             return self._start()
-        started = self._starts.setdefault(product_dtype(self.embedding.weight), MadeOfWeights())
         weights = [weight for module in modules for weight in own_weights(module)]
-        return started.current(weights, self._start) or self._start()
+        return self._first.current(weights, self._start, product_dtype(self.embedding.weight)) or self._start()
 
     def _start(self) -> tuple[Tensor, State]:
         weight = self.embedding.weight
@@ -228,8 +228,8 @@ class LSTMNetworks(ModuleNetworks):
         rows = self.embedding.weight
         weight, _, *biases = self.lstm.all_weights[0]
         bias = sum(biases) if biases else None
-        table = self._tables.setdefault(product_dtype(weight), MadeOfWeights())
-        return table.current([rows, weight, *biases], lambda: functional.linear(rows, weight, bias))
+        sources, kind = [rows, weight, *biases], product_dtype(weight)
+        return self._table.current(sources, lambda: functional.linear(rows, weight, bias), kind)
 
 
 def _layers(values: list[Tensor]) -> Tensor:
@@ -371,22 +371,27 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 class MadeOfWeights(Generic[T]):
-    """A value that is computed from weights, and again when one of them has changed."""
+    """A value that is computed from weights, and again when one of them has changed; for all threads."""
 
-    _seen: Versions | None = None
-    _sources: Sequence[Tensor] = ()  # the weights; the references keep their addresses from being reused
-    _value: T | None = None
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # For each kind: the versions, the weights, the value. The references keep the addresses from being reused
+        self._made: dict[Hashable, tuple[Versions, list[Tensor], T]] = {}
 
-    def current(self, sources: Sequence[Tensor], make: Callable[[], T]) -> T | None:
-        """Return the value for these weights, or None if their changes cannot be detected."""
+    def current(self, sources: Sequence[Tensor], make: Callable[[], T], kind: Hashable = None) -> T | None:
+        """Return the value of this kind for these weights, or None if their changes cannot be detected."""
         now = versions(sources)
-        if now is not None and now != self._seen:
-            self._value = make()
-            self._seen, self._sources = now, [source.detach() for source in sources]
-        return None if now is None else self._value
+        if now is None:
+            return None
+        with self._lock:
+            made = self._made.get(kind)
+            if made is None or made[0] != now:
+                made = self._made[kind] = now, [source.detach() for source in sources], make()
+            return made[2]
 
-    def __getstate__(self) -> None:
-        """Leave the value out of pickles: a copy computes it again, because oneDNN's tensors cannot be copied."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the values out of copies, which compute them again: oneDNN's tensors and locks cannot be copied."""
+        return type(self), ()
 
 
 class OneDNNLinear:
@@ -411,12 +416,8 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 def _can_pack(rows: Tensor, weight: Tensor) -> bool:
-    return (
-        HAS_ONEDNN
-        and weight.device.type == "cpu"
-        and weight.dtype == rows.dtype == torch.float32
-        and not torch.is_grad_enabled()
-    )
+    is_float = weight.device.type == "cpu" and weight.dtype == rows.dtype == torch.float32
+    return HAS_ONEDNN and is_float and not torch.is_grad_enabled()
 
 
 def _has_onednn() -> bool:

@@ -1,13 +1,12 @@
 """Make the n-best list of a beam: rank it, trace paths back in the tree of tokens, split scores, compute log-probs."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.fusion.batch import UtteranceFusion
+from nemo_gpu_decoding.fusion.batch import FusionArrays
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts, select_best
 from nemo_gpu_decoding.search.result import Path
@@ -115,17 +114,12 @@ def drop_nodes(nodes, ancestor, beam):
     return count
 
 
-@compiled
-def add_scores(tokens, vocab_size, fusions, b, scores, final):
+def add_scores(
+    tokens: np.ndarray, vocab_size: int, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
+) -> None:
     """Run `add_text_scores` for utterance b in double; if `final`, add the refunds at the end of the text."""
-    utterance = fusions.utterances[b]
-    weights: Any = np.float64(utterance.lm_weight), np.float64(utterance.boosting_weight)
-    fusion = UtteranceFusion(fusions.lm, fusions.boosting, *weights)
-    starts = utterance.lm_start, utterance.boosting_start
-    add_text_scores(tokens, vocab_size, vocab_size, fusion, starts, scores)  # the blank is label V
-    if final and fusion.boosting_weight > 0:
-        end = starts[1] + scores[0].boosting_state
-        scores[0].boosting += fusion.boosting_weight * fusion.boosting.states[end].final_weight
+    # the blank is label V
+    add_text_scores(tokens, vocab_size, vocab_size, fusions, b, np.float64(1.0), (False, final), scores)
 
 
 def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]) -> list[Tensor]:

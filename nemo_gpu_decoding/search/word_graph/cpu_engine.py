@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,27 +24,19 @@ MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, befo
 MOST_KEPT = 1 << 24  # bytes of the tokens of a workspace that is kept between calls; all of it takes ten times as much
 CACHED_SCORES = 1 << 14  # size of the LM query cache, a power of 2
 
-Advance = Callable[..., tuple[int, int]]  # `frame.advance`
-
-
-class WorkspaceKind(NamedTuple):
-    """The sizes of a workspace, and the function that creates it."""
-
-    make: Callable[..., records.Workspace]
-    max_active: int
-    columns: int
-    keeps_links: bool
-    composes: bool
-
 
 _kept = threading.local()  # the last workspace of each thread, because a new one takes 160 us
 
 
-def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
-    """Take the workspace of this thread's last call if it is of this kind, else create one. No other call uses it."""
-    last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
+def taken_workspace(kind: tuple[Any, ...]) -> records.Workspace:
+    """Take the workspace of this thread's last call if it is of this kind, else create one. No other call uses it.
+
+    Args:
+        kind: a function that creates a workspace, and its arguments.
+    """
+    last: tuple[tuple[Any, ...], records.Workspace] | None = _kept.__dict__.pop("last", None)
     if last is None or last[0] != kind or max(last[1].stamps.tolist()) > MOST_STAMPS:
-        return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
+        return kind[0](*kind[1:])
     last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:
         last[1].lm.cache.view(np.uint8)[:] = 0
@@ -57,7 +49,7 @@ def read_chunk(
     length: int,
     b: int,
     work: records.Workspace,
-    advance: Advance = advance,
+    advance: Callable[..., tuple[int, int]] = advance,
 ) -> tuple[stream_state.WordGraphStream, records.Workspace]:
     """Decode the first `length` frames of log_probs[b], where log_probs is [B, T, V + 1].
 
@@ -139,7 +131,7 @@ def with_more_groups(
     """Return a workspace with twice the capacity for groups, and the same tokens and LM query cache."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     entries = 2 * (len(work.groups) or len(work.lm.groups))  # LM contexts have groups of their own
-    larger = make(max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=entries)
+    larger = make(max_active, len(work.labels), keeps_links, composes, entries=entries)
     lm = None if larger.lm is None else larger.lm._replace(cache=work.lm.cache)
     return larger._replace(current=work.current, lm=lm)
 
@@ -159,6 +151,7 @@ class CPUEngine(Engine):
 
     new_stream: Callable[[stream_state.StreamModels], Any] = staticmethod(stream_state.StreamModels.new_stream)
     read: Callable[..., tuple[Any, records.Workspace]] = staticmethod(read_chunk)
+    without_committed: Callable[..., Any] = staticmethod(stream_state.without_committed)
 
     def __init__(self, models_of: stream_state.ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of, self._columns = config, models_of, 1
@@ -185,7 +178,7 @@ class CPUEngine(Engine):
         """Call `visit` for each stream with this thread's workspace; `visit` returns this or a larger workspace."""
         models, config = [stream.models for stream in self._streams], self._config
         composes = models[0].lm_scorer is not None
-        kind = WorkspaceKind(self.make_workspace, config.max_active, self._columns, config.keeps_links, composes)
+        kind = self.make_workspace, config.max_active, self._columns, config.keeps_links, composes
         work, last = taken_workspace(kind), None
         for row in rows:
             large = None if (scorer := models[row].lm_scorer) is None else scorer.lms.large
@@ -203,6 +196,6 @@ class CPUEngine(Engine):
             self._streams[row] = self.new_stream(models)
 
     def commit(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            if more := stream_state.more_committed(self._streams[row]):
-                self._streams[row] = stream_state.without_committed(self._streams[row], *more)
+        for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
+            if more := stream_state.more_committed(state):
+                self._streams[row] = self.without_committed(self._streams[row], *more)

@@ -159,20 +159,29 @@ class CUDAEngine(Engine):
     ) -> None:
         self.device = runtime().device_for(device)
         self._models_of, self._config, self._kernels = models_of, config, kernels
-        self._models = stream_state.models_of_rows(models_of, fusion, range(len(fusion)))
+        n = len(fusion)
+        self._models: list[Any] = [None] * n  # `StreamModels`
+        self._committed: list[Any] = [None] * n  # `Committed`
         self._tables: dict[str, Any] = {}
         self._graph: WordGraph | None = None  # in `_tables`
-        self._upload_models()
         self._grown = 0  # how often the capacity for groups was doubled
         # what `advance` reads of the host, and what the host reads of it
         kinds = {"counters": STREAM_COUNTERS} | ({"work": WORK} if kernels.composes else {})
-        outputs = {name: (kind, (len(self._models),)) for name, kind in kinds.items()}
+        outputs = {name: (kind, (n,)) for name, kind in kinds.items()}
         self._outputs = Exchange(outputs, self.device)
-        self._inputs = Exchange({**outputs, "lengths": (np.dtype(np.int64), (len(self._models),))}, self.device)
+        self._inputs = Exchange({**outputs, "lengths": (np.dtype(np.int64), (n,))}, self.device)
         # the buffers of `advance`, and their capacity; its hash tables are empty between launches
         self._working: tuple[Capacity, dict[str, torch.Tensor]] | None = None
-        self._committed = [stream_state.Committed.nothing(models) for models in self._models]
-        self._state = self._first_state()
+        count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
+        self._state = DeviceState(
+            self._empty(n, 3, kernel_abi.token_capacity(config.max_active), kernels.token.itemsize),
+            self._empty(n, count, BACK_POINTER.itemsize),
+            self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
+            ((),) * n,
+            np.zeros(n, STREAM_COUNTERS),
+            np.zeros(n, WORK),
+        )
+        self.restart(range(n), fusion)
 
     def _upload_models(self) -> None:
         """Copy the graph, the LMs, the boosting automata and the weights of all utterances to the device."""
@@ -192,28 +201,6 @@ class CUDAEngine(Engine):
         ]
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
-
-    def _first_tokens(self, models: Sequence[stream_state.StreamModels]) -> torch.Tensor:
-        """Return the tokens before the first frame, [n]."""
-        first = concatenated([models_of_row.first[0] for models_of_row in models])
-        tokens = require_fields(first, self._kernels.token)
-        return as_records(tokens).to(self.device)
-
-    def _first_state(self) -> DeviceState:
-        n, config = len(self._models), self._config
-        counters = np.zeros(n, STREAM_COUNTERS)
-        counters["tokens"] = 1
-        count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
-        tokens = self._empty(n, 3, kernel_abi.token_capacity(config.max_active), self._kernels.token.itemsize)
-        tokens[:, 0, 0] = self._first_tokens(self._models)
-        return DeviceState(
-            tokens,
-            self._empty(n, count, BACK_POINTER.itemsize),
-            self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
-            ((),) * n,
-            counters,
-            np.zeros(n, WORK),
-        )
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -254,7 +241,8 @@ class CUDAEngine(Engine):
         for row, models in zip(rows, stream_state.models_of_rows(self._models_of, fusion, rows), strict=True):
             self._models[row], self._committed[row] = models, stream_state.Committed.nothing(models)
         self._upload_models()
-        state.tokens[list(rows), 0, 0] = self._first_tokens([self._models[row] for row in rows])
+        first = concatenated([self._models[row].first[0] for row in rows])  # tokens before the first frame
+        state.tokens[list(rows), 0, 0] = as_records(require_fields(first, self._kernels.token)).to(self.device)
         state.counters[rows] = np.zeros((), STREAM_COUNTERS)
         state.counters["tokens"][rows] = 1
         state.work[rows] = np.zeros((), WORK)
@@ -317,32 +305,27 @@ class CUDAEngine(Engine):
         if most > FIRST_PATH:
             ends, paths = self._launch_best_path(numbers, most, final)
         newest_first = _on_host(paths[:, :most], BACK_POINTER)
-        counters = self._host_counters(self._state.counters, self._state.work)
-        return [
-            self._on_best_path(row, end, path[: end["back_pointers"]], counters[row : row + 1], final=final)
-            for row, end, path in zip(rows, ends, newest_first, strict=True)
-        ]
-
-    def _on_best_path(
-        self, row: int, end: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
-    ) -> stream_state.WordGraphStream:
-        """Return a stream whose only token has this path; unless `final`, a second token may hold the best end."""
-        tokens = np.stack([end["ending" if final else "best"], end["ending"]])
-        back_pointers = newest_first[::-1].copy()
-        numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
-        tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
-        is_other = not final and end["ends"] and end["best"] != end["ending"]
-        back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
-        return stream_state.WordGraphStream(
-            self._models[row],
-            require_fields(tokens[: 1 + is_other], self._kernels.host_token),
-            back_pointers,
-            np.empty(0, LINK),
-            counters,
-            live=None if final else np.array([end["shared"] - 1], np.int32),
-            committed=self._committed[row],
-            device_numbers=numbers,
-        )
+        counters, streams = self._host_counters(self._state.counters, self._state.work), []
+        for row, end, path in zip(rows, ends, newest_first, strict=True):
+            # the token with this path; unless `final`, a second token may hold the best end
+            tokens = np.stack([end["ending" if final else "best"], end["ending"]])
+            is_other = not final and end["ends"] and end["best"] != end["ending"]
+            back_pointers = path[: end["back_pointers"]][::-1].copy()
+            numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
+            tokens["back_pointer"] = [len(back_pointers) - 1, keys.NONE]
+            back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
+            stream = stream_state.WordGraphStream(
+                self._models[row],
+                require_fields(tokens[: 1 + is_other], self._kernels.host_token),
+                back_pointers,
+                np.empty(0, LINK),
+                counters[row : row + 1],
+                live=None if final else np.array([end["shared"] - 1], np.int32),
+                committed=self._committed[row],
+                device_numbers=numbers,
+            )
+            streams.append(stream)
+        return streams
 
     def _host_counters(self, counters: np.ndarray, work: np.ndarray) -> np.ndarray:
         """Return [n] COUNTERS, or LM_COUNTERS, of all utterances."""

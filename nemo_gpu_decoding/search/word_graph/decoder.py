@@ -26,9 +26,8 @@ from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.evidence import Units
-from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
-from nemo_gpu_decoding.search.word_graph import records, result
+from nemo_gpu_decoding.search.word_graph import records, result, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, ends_of, together
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
@@ -38,13 +37,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.pair import labels_of_unknown,
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    StreamModels,
-    TextScores,
-    WordGraphStream,
-    shared_steps,
-    weighted_differences,
-)
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordGraphStream
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -145,9 +138,6 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     def with_options(self, config: Any, fusion: Fusion) -> CudaWFST:
         return type(self)(*self._arguments(config, fusion))
 
-    def _check_inputs(self, inputs: torch.Tensor, batch: int | None) -> None:
-        check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
-
     def _cpu_engine(self, streams: Streams) -> Engine:
         return CPUEngine(self._models_of, streams.fusion, self.config)
 
@@ -165,14 +155,25 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         best = best_paths(states, final)
         paths = self._word_paths(best, [state.models for state in states], states)
         overflows = together([state.counters for state in states])["overflowed"].tolist()
-        arguments = zip(states, paths, best.ended.tolist(), overflows, strict=True)
-        results = [self._result(*of_stream, n_best, final) for of_stream in arguments]
-        if final:
-            return results
-        costs, steps = best.ends["cost"].tolist(), [best.steps_of(r) for r in range(len(states))]
-        for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
-            committed = self._committed(states[r], steps[r])
-            results[r] = replace(results[r], relative_cost=max(0.0, cost - costs[r]), committed=committed)
+        costs, ended, results = best.ends["cost"].tolist(), best.ended.tolist(), []
+        end_costs = costs if final else ends_of(states, final=True)["cost"].tolist()
+        for r, state in enumerate(states):
+            head, lattice = None if state.committed is None else state.committed.head, None
+            own_paths: tuple[result.WordPath, ...] = (joined(head, paths[r]),)
+            if self.config.keeps_links and (final or n_best > 1):
+                lattice = lattice_of(state, ended[r])
+                own_paths = self._paths(lattice, n_best)
+            nbest = new_frozen(
+                NBest,
+                paths=own_paths,
+                num_frames=state.frames,
+                notes=_notes(ended[r], overflows[r], final),
+                lattice=lattice if self.config.lattice else None,
+                relative_cost=None if final else max(0.0, end_costs[r] - costs[r]),
+                work=None if state.models.lm_scorer is None else _work(state.counters),
+                committed=None if final else self._committed(state, best.steps_of(r)),
+            )
+            results.append(nbest)
         return results
 
     def _units(self, path: result.WordPath) -> Units:
@@ -186,30 +187,11 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
     # ----------------------------------------------------------------------------------- results
 
-    def _result(
-        self, state: WordGraphStream, path: result.WordPath, ended: bool, overflows: int, n_best: int, final: bool
-    ) -> NBest[result.WordPath]:
-        """Return the hypotheses of a stream; `path` is the best path after the committed words."""
-        lattice = None
-        if self.config.keeps_links and (final or n_best > 1):
-            lattice = lattice_of(state, ended)
-            paths = self._paths(lattice, n_best)
-        else:
-            paths = (joined(None if state.committed is None else state.committed.head, path),)
-        return new_frozen(
-            NBest,
-            paths=paths,
-            num_frames=state.frames,
-            notes=_notes(ended, overflows, final),
-            lattice=lattice if self.config.lattice else None,
-            work=None if state.models.lm_scorer is None else _work(state.counters),
-        )
-
     def _committed(self, state: WordGraphStream, steps: Steps) -> int | None:
         """Return the number of tokens that all live hypotheses share, or None if the live hypotheses are not known."""
         if state.live is None:
             return None
-        _, count = shared_steps(state)
+        _, count = stream_state.shared_steps(state)
         shared = state.models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != self.blank_id
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
@@ -240,7 +222,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         NumPy computes all paths at once, because a call of NumPy takes about as long for one number as for all.
         """
         before = np.zeros(len(models), result.BEFORE)
-        start = [TextScores.at_start(models_of_path) for models_of_path in models]
+        start = [stream_state.TextScores.at_start(models_of_path) for models_of_path in models]
         for p, state in enumerate(states):
             if state.committed is not None and state.committed.head is not None:
                 before[p], start[p] = state.committed.before, state.committed.scores
@@ -260,7 +242,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
             else labels[span]
             for part, span, is_end, own in zip(parts, spans, ended, models, strict=True)
         ]
-        differences = weighted_differences(texts, start, ended, models)
+        differences = stream_state.weighted_differences(texts, start, ended, models)
         paths = []
         for p, (part, span) in enumerate(zip(parts, spans, strict=True)):
             weights, boosting, second_pass = models[p].weights, 0.0, 0.0

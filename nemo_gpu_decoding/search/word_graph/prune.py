@@ -129,30 +129,38 @@ def label_read(arc, key, search):
 
 @linked
 def _add_back_pointer(token, row, state, search, work):
-    """Copy the back-pointer of the source to a token; if the token has a new label, add a back-pointer."""
-    source, counters = work.current[np.uintp(token.source)], state.counters[0]
-    token.back_pointer, token.run = source.back_pointer, source.run
-    token.probability = source.probability
-    move = move_of(token.arc, token.epsilon, source, state, search)
-    if move == keys.BLANK_MOVE:
-        return
-    label = label_read(token.arc, token.key, search)
-    probability = np.float32(0.0)
-    if label != search.params.blank_id:
+    """Give a token the back-pointers of its source, and a new one if it has a new label."""
+    source, label = work.current[np.uintp(token.source)], label_read(token.arc, token.key, search)
+    is_blank, probability = label == search.params.blank_id, np.float32(0.0)
+    if not is_blank:
         probability = work.posteriors[label]
         if probability == UNKNOWN:  # computed in double and rounded once: all libraries and devices agree to the bit
             probability = work.posteriors[label] = np.float32(np.exp(np.float64(row[label])))
+    move = move_of(token.arc, token.epsilon, source, state, search)
+    step = token.arc, token.epsilon, state.counters[0].frames, probability, is_blank
+    take_step(token, source, move, step, state)
+
+
+@linked
+def take_step(token, source, move, step, state):
+    """Give a token the back-pointers of its source, and a new one if the move is NEW_TOKEN.
+
+    Args:
+        token: of the search, or a context of a node with composition "let".
+        step: arc, closure arc, frame, posterior of the label, whether the label is the blank.
+    """
+    arc, epsilon, frame, probability, is_blank = step
+    token.back_pointer, token.run, token.probability = source.back_pointer, source.run, source.probability
     if move == keys.REPEAT_MOVE:
         token.run += 1
         token.probability += probability
-        return
-    new = state.back_pointers[np.uintp(counters.back_pointers)]
-    new.previous, new.arc, new.epsilon = source.back_pointer, token.arc, token.epsilon
-    new.frame, new.run, new.probability = counters.frames, source.run, source.probability
-    token.back_pointer = counters.back_pointers
-    counters.back_pointers += 1
-    token.run = 1 if label != search.params.blank_id else 0
-    token.probability = probability
+    elif move == keys.NEW_TOKEN:
+        counters = state.counters[0]
+        new = state.back_pointers[np.uintp(counters.back_pointers)]
+        new.previous, new.arc, new.epsilon = source.back_pointer, arc, epsilon
+        new.frame, new.run, new.probability = frame, source.run, source.probability
+        token.back_pointer, token.run, token.probability = counters.back_pointers, not is_blank, probability
+        counters.back_pointers += 1
 
 
 @linked

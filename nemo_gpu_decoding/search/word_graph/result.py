@@ -41,9 +41,9 @@ class WordPath(Path):
     def text(self) -> str:
         return joined([word.text for word in self.words])
 
-    def _cut(self: W, begin: int, n: int) -> W:
+    def after(self: W, n: int) -> W:
         words = tuple(word for word in self.words if word.end_token > n or word.first_token >= n)
-        return replace(super()._cut(begin, n), words=words)
+        return replace(super().after(n), words=words)
 
 
 # The committed part of a stream before a path
@@ -114,24 +114,13 @@ def _read_paths(found_paths, before, graph, spellings, index, labels):
         own_words = emitted[:, before[p].words : emits]
         w = own_words.shape[1]
         dead, choice = np.zeros(8 * (w + count) + 9, np.int64), np.zeros(w + 1, np.int64)
-        tries = Tries(own_words, tokens[0, n : n + count], choice, dead)
+        tries = own_words, tokens[0, n : n + count], choice, dead
         _find_word_spans(tries, spellings, index, labels, begins[:w], ends[:w])
         _fill_words(words[size : size + w], own_words[0], begins, ends, tokens[:, n:], before[p])
         paths[p].graph_cost = _graph_cost(steps_of_path, end, found_paths.ended[p], graph, before[p].graph_cost)
         n, size, first = n + count, size + w, stop
         paths[p].tokens, paths[p].words = n, size
     return tokens[:, :n], confidence[:n], words[:size], paths
-
-
-class Tries(NamedTuple):
-    """The state of a search that divides n tokens among w words."""
-
-    words: np.ndarray  # [2, w] int64: label; number of tokens before the arc that emits the word
-    tokens: np.ndarray  # [n] int32
-    choice: np.ndarray  # [w + 1] int64, number of spellings of each word that were tried
-    # int64, a cache of pairs (word, first token) from which no division exists, as word * (n + 1) + first token + 1.
-    # A pair at another pair's place replaces it, so that memory grows with the length only
-    dead: np.ndarray
 
 
 @linked
@@ -222,12 +211,13 @@ def _add_words(olabel, count, words, size, graph, labels):
 def _find_word_spans(tries, spellings, index, labels, begins, ends):
     """Fill begins and ends [w] with the first token of each word, and one past its last token."""
     is_spelled = labels.are_spelled and find_spans(tries, labels.unknown, index, spellings, ends)
+    words, tokens, _, _ = tries
     for w in range(len(ends)):
         if is_spelled:
             begins[w] = ends[w - 1] if w > 0 else 0
         else:  # from the token that emits the word to the token that emits the next word
-            begins[w] = tries.words[1, w]
-            ends[w] = tries.words[1, w + 1] if w + 1 < len(ends) else len(tries.tokens)
+            begins[w] = words[1, w]
+            ends[w] = words[1, w + 1] if w + 1 < len(ends) else len(tokens)
 
 
 @linked
@@ -282,6 +272,12 @@ def find_spans(tries, unknown, index, spellings, ends):
 
     The spellings of the words, one after the other, must equal the tokens. The last word may be incomplete, in a
     partial result. <unk> reads one token that may begin a word, then tokens that may not.
+
+    Args:
+        tries: words [2, w] int64, as in `_split_steps`; tokens [n] int32; [w + 1] int64, number of spellings of each
+            word that were tried; a cache, int64, of pairs (word, first token) from which no division exists, as word *
+            (n + 1) + first token + 1. A pair at another pair's place replaces it, so that memory grows with the
+            length only.
 
     Returns:
         whether there is a division.

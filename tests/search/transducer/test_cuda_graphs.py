@@ -259,12 +259,12 @@ def make_networks(kind="lstm", durations=(0, 1, 2)):
 def decoder_in(mode, strategy, networks, **options):
     make, config = STRATEGIES[strategy]
     decoder = make(networks, config(beam_size=4, n_best=4, backend="cuda", **options), random_fusion(V))
-    decoder._graphs.first_mode = mode
+    decoder._shared.graphs.first_mode = mode
     return decoder
 
 
 def graphs_of(decoder):
-    return [graph for work in decoder._workspaces._idle for graph in work.graphs.values()]
+    return [graph for work in decoder._shared.workspaces._idle for graph in work.graphs.values()]
 
 
 def frames_of(batch, frames, seed):
@@ -283,7 +283,7 @@ def test_results_of_graphs_equal_those_of_plain_launches(played_graphs, strategy
         found, expected = (each.decode(encoded, lengths, requests) for each in (decoder, plain))
         assert all_facts(found) == all_facts(expected)
         assert any(len(path.tokens) for nbest in found for path in nbest)
-    assert decoder._graphs.mode == LOOP
+    assert decoder._shared.graphs.mode == LOOP
     assert sum(graph.replays for graph in graphs_of(decoder)) >= 2
 
 
@@ -318,7 +318,7 @@ def test_kernels_of_a_loop_that_the_driver_refuses_are_replaced_by_plain_launche
     monkeypatch.setattr(type(emulated_runtime), "load", refusing)
     decoder = decoder_in(LOOP, "alsd_pp", make_networks())
     assert decoder.decode(frames_of(2, 9, seed=3), [9, 4])
-    assert decoder._graphs.mode == PLAIN
+    assert decoder._shared.graphs.mode == PLAIN
     assert "CUDA_ERROR_INVALID_IMAGE" in caplog.text
 
 
@@ -332,13 +332,13 @@ def test_graphs_can_be_switched_off_and_on(played_graphs):
         decoder.allow_cuda_graphs(allowed)
         gc.collect()
         assert kept() is None
-        assert not decoder._workspaces._idle or allowed
+        assert not decoder._shared.workspaces._idle or allowed
         assert all_facts(decoder.decode(frames, [6, 6])) == expected
-        assert decoder._graphs.mode == mode
+        assert decoder._shared.graphs.mode == mode
     forbidden = decoder_in(LOOP, "alsd_pp", networks, allow_cuda_graphs=False)
     forbidden.allow_cuda_graphs(True)
     forbidden.decode(frames, [6, 6])
-    assert forbidden._graphs.mode == PLAIN
+    assert forbidden._shared.graphs.mode == PLAIN
 
 
 @emulated
@@ -366,7 +366,7 @@ def test_step_that_needs_a_value_on_the_host_is_not_captured(played_graphs, capl
     with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):
         found = decoder.decode(frames_of(1, 5, seed=1), [5])
     assert all_facts(found) == all_facts(decoder_in(PLAIN, "alsd_pp", networks).decode(frames_of(1, 5, seed=1), [5]))
-    assert decoder._graphs.mode == PLAIN
+    assert decoder._shared.graphs.mode == PLAIN
     assert "gives the host a value" in caplog.text
 
 

@@ -45,7 +45,7 @@ def test_a_push_is_one_upload_one_launch_a_replay_and_one_copy_back(played_graph
     """From the second push on; the frames are added up and projected by torch."""
     networks, frames = relu_networks(KINDS[kind], durations=(0, 1, 2)), encoded(3)
     device, host = decoders(networks, strategy)
-    device._graphs.first_mode = LOOP
+    device._shared.graphs.first_mode = LOOP
     streams = device.open(3)
     for t in range(T):
         chunk, lengths = frames[:, t : t + 1].contiguous(), [int(t < length) for length in LENGTHS]
@@ -142,7 +142,7 @@ def test_a_workspace_of_a_run_that_failed_is_not_used_again(monkeypatch):
     gc.collect()
     streams = push_all(device, frames, LENGTHS)
     assert streams.engine._held.work is not work
-    assert device._workspaces._held == 1
+    assert device._shared.workspaces._held == 1
     assert all_facts(device.close(streams)) == all_facts(host.decode(frames, LENGTHS))
 
 

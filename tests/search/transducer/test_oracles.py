@@ -12,7 +12,7 @@ from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
-from nemo_gpu_decoding.search.transducer.cpu_engine import JointRows
+from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.transducer.scoring import count_within_gamma, new_candidates
 from tests.contract.subject import all_facts, facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
@@ -192,15 +192,15 @@ def decoded(strategy, durations, chunk=T):
 def without_reuse(monkeypatch):
     """What `decoded` returns if every row is computed."""
 
-    def forgetting(self, *arguments):
-        self.shared.rows.fill(-1)
-        return read(self, *arguments)
+    def forgetting(self, rows, turn, run, *arguments):
+        run.shared.rows.fill(-1)
+        return read(self, rows, turn, run, *arguments)
 
-    read = JointRows.read
+    read = CPUEngine._read_joint
 
     def decoded_anew(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(JointRows, "read", forgetting)
+            patch.setattr(CPUEngine, "_read_joint", forgetting)
             return decoded(*arguments)
 
     return decoded_anew

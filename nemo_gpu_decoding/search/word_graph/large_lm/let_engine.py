@@ -43,7 +43,7 @@ def new_let_stream(models: stream_state.StreamModels) -> LetStream:
     arrays = _node_arrays(counters, (LET_NODES,) * 4)
     arrays.nodes[0] = (models.first_key, 0, 0, NONE, 0, 1)
     arrays.contexts[0] = (models.lm_scorer.lms.start, 0, NONE, 0, 0, NONE, 0)
-    lattice = let_lattice.LatticeLinks.nothing() if models.params.keeps_links else None
+    lattice = let_lattice.LatticeLinks((), np.ones(1, np.int32)) if models.params.keeps_links else None
     return LetStream(models, tokens, arrays, stream_state.Committed.nothing(models), lattice)
 
 
@@ -254,11 +254,8 @@ def listed_stream(
     counters = stream.arrays.counters.view(np.uint8)[-LM_COUNTERS.itemsize :].copy().view(LM_COUNTERS)
     counters["links"] = len(links)
     back_pointers = stream.arrays.back_pointers
-    return (
-        stream,
-        stream_state.WordGraphStream(models, listed, back_pointers, links, counters, pasts, stream.committed),
-        work,
-    )
+    read = stream_state.WordGraphStream(models, listed, back_pointers, links, counters, pasts, stream.committed)
+    return stream, read, work
 
 
 def _scorers(models: stream_state.StreamModels) -> tuple[records.Search, LmScorer]:
@@ -278,10 +275,8 @@ def _lattice(
     return let_lattice.links_to_ends(state, listed, costs - costs.min(), stream.lattice, scorers, work)
 
 
-def new_let_workspace(
-    max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = True, entries: int | None = None
-) -> records.Workspace:
-    """Return buffers for one utterance, like `new_workspace`; `keeps_links` and `composes` have no effect."""
+def new_let_workspace(max_active: int, columns: int, *_: bool, entries: int | None = None) -> records.Workspace:
+    """Return buffers for one utterance, like `new_workspace`, whose other options have no effect."""
     work = cpu_engine.new_workspace(max_active, columns, keeps_links=True, entries=entries)
     entries = len(work.groups)
     return work._replace(
@@ -302,6 +297,7 @@ class LetEngine(cpu_engine.CPUEngine):
 
     new_stream = staticmethod(new_let_stream)
     read = staticmethod(read_let_chunk)
+    without_committed = staticmethod(without)
 
     @property
     def make_workspace(self) -> Callable[..., records.Workspace]:
@@ -325,8 +321,3 @@ class LetEngine(cpu_engine.CPUEngine):
 
         self._in_turn(rows, read)
         return listed
-
-    def commit(self, rows: Sequence[int]) -> None:
-        for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
-            if more := stream_state.more_committed(state):
-                self._streams[row] = without(self._streams[row], *more)

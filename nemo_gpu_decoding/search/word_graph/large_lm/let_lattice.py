@@ -38,10 +38,6 @@ class LatticeLinks(NamedTuple):
     links: tuple[np.ndarray, ...]  # arrays of LINK
     sizes: np.ndarray  # [frames + 2 or fewer] int32, numbered tokens of each frame
 
-    @classmethod
-    def nothing(cls) -> LatticeLinks:
-        return cls((), np.ones(1, np.int32))
-
 
 class Reached(NamedTuple):
     """The LM contexts and links of the lattice that `list_links` has reached."""

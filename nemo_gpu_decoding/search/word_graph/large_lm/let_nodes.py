@@ -27,7 +27,7 @@ from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, is_dominated
-from nemo_gpu_decoding.search.word_graph.prune import move_of
+from nemo_gpu_decoding.search.word_graph.prune import label_read, move_of, take_step
 
 ARENA_FULL = 101  # status of a frame: collect nodes, or grow their arrays, and go on at the same frame
 FEW = 16  # up to this many contexts, a linear search replaces the hash table
@@ -246,31 +246,16 @@ def _is_before(at, c, other_at, other_c, state):
 @linked
 def _add_back_pointer(context, node, state, search):
     """Copy the past of a context from its source, and add a back-pointer if the context has a new label."""
-    link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
-    context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
+    link, source = state.links[context.back_pointer], state.contexts[context.run]
     epsilon = link.epsilon if link.epsilon != keys.NONE else source.epsilon
-    context.epsilon = context.number = keys.NONE
-    if link.arc == JOIN_MOVE:
-        context.epsilon = epsilon
-        return
-    past = Past(state.nodes[link.node].key, source.back_pointer)
-    move = move_of(link.arc, epsilon, past, state, search)
-    if move == keys.BLANK_MOVE:
-        return
-    is_blank = link.arc >= 0 and search.graph.arcs[link.arc].ilabel == search.params.blank_id
-    probability = np.float32(0.0)
+    context.epsilon = epsilon if link.arc == JOIN_MOVE else np.int32(keys.NONE)
+    context.number = keys.NONE
+    is_blank, probability = label_read(link.arc, node.key, search) == search.params.blank_id, np.float32(0.0)
     if not is_blank:  # in double precision, so that libraries and devices agree to the last bit of float32
         probability = np.float32(np.exp(np.float64(link.log_prob)))
-    if move == keys.REPEAT_MOVE:
-        context.run += 1
-        context.probability += probability
-        return
-    new = state.back_pointers[counters.back_pointers]
-    new.previous, new.arc, new.epsilon = source.back_pointer, link.arc, epsilon
-    new.frame, new.run, new.probability = node.frame, source.run, source.probability
-    context.back_pointer = counters.back_pointers
-    counters.back_pointers += 1
-    context.run, context.probability = 0 if is_blank else 1, probability
+    past = Past(state.nodes[link.node].key, source.back_pointer)
+    move = move_of(link.arc, epsilon, past, state, search)
+    take_step(context, source, move, (link.arc, epsilon, node.frame, probability, is_blank), state)
 
 
 # ---------------------------------------------------------------------------------------- contexts

@@ -30,13 +30,12 @@ class Strings(NamedTuple):
 
 
 class Subsets(NamedTuple):
-    """The nodes of all states, concatenated, as lists of int64."""
+    """The nodes of all states, concatenated, as lists."""
 
-    begin: Any  # index of the first node of each state
-    nodes: Any
-    costs: Any  # relative to the cheapest node of the state, >= 0
-    graph_costs: Any
-    strings: Any  # labels after the prefix that all nodes of the state share
+    begin: Any  # int64, index of the first node of each state
+    # (node, cost, graph cost, string): costs relative to the cheapest node of the state, >= 0; the labels after the
+    # prefix that all nodes of the state share
+    entries: Any
 
 
 class CostLattice(NamedTuple):
@@ -112,7 +111,7 @@ def determinized(lattice, beam, max_states):
     """
     strings = Strings({np.int64(0): np.int64(0)}, [np.int64(0)], [np.int64(0)], [np.int64(0)])
     zero, to_end = np.int64(0), lattice.to_end
-    subsets = Subsets([zero, np.int64(1)], [zero], [zero], [zero], [zero])
+    subsets = Subsets([zero, np.int64(1)], [(zero, zero, zero, zero)])
     known = {np.int64(0): np.int64(-1)}  # hash -> newest state with that hash
     older = [np.int64(-1)]  # for each state: the previous state with the same hash, or -1
     reached, rest_costs, is_done = [zero], [to_end[0]], [False]
@@ -154,7 +153,7 @@ def determinized(lattice, beam, max_states):
     kept = _rows_within(limit, rows, reached, rest_costs)
     first_nodes = np.empty(len(reached), np.int64)
     for s in range(len(reached)):
-        first_nodes[s] = subsets.nodes[subsets.begin[s]]
+        first_nodes[s] = subsets.entries[subsets.begin[s]][0]
     parents, labels, lengths = np.array(strings.parents), np.array(strings.labels), np.array(strings.lengths)
     return kept, first_nodes, parents, labels, lengths, limit - to_end[0]
 
@@ -173,9 +172,8 @@ def _next_words(lattice, subsets, state, within, paths, strings):
     """
     pending = [np.int64(-1)]
     for e in range(subsets.begin[state], subsets.begin[state + 1]):
-        node = subsets.nodes[e]
-        paths.costs[node], paths.graph_costs[node] = subsets.costs[e], subsets.graph_costs[e]
-        paths.strings[node] = subsets.strings[e]
+        node, cost, graph_cost, string = subsets.entries[e]
+        paths.costs[node], paths.graph_costs[node], paths.strings[node] = cost, graph_cost, string
         heapq.heappush(pending, node)
     heapq.heappop(pending)
     keys, entries = [np.int64(-1)], [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
@@ -259,11 +257,9 @@ def _append_subset(entries, subsets, strings):
             cost, graph_cost = entry[1], entry[2]
         prefix = _common_prefix(prefix, entry[3], strings)
     for entry in entries:
-        subsets.nodes.append(entry[0])
-        subsets.costs.append(entry[1] - cost)
-        subsets.graph_costs.append(entry[2] - graph_cost)
-        subsets.strings.append(_without_prefix(entry[3], strings.lengths[prefix], strings))
-    subsets.begin.append(np.int64(len(subsets.nodes)))
+        string = _without_prefix(entry[3], strings.lengths[prefix], strings)
+        subsets.entries.append((entry[0], entry[1] - cost, entry[2] - graph_cost, string))
+    subsets.begin.append(np.int64(len(subsets.entries)))
     return cost, graph_cost, prefix
 
 
@@ -279,7 +275,7 @@ def _known_state(subsets, known, older):
     begin, end = subsets.begin[last], subsets.begin[last + 1]
     value = np.int64(0)
     for e in range(begin, end):
-        for part in (subsets.nodes[e], subsets.costs[e], subsets.graph_costs[e], subsets.strings[e]):
+        for part in subsets.entries[e]:
             value = (value ^ part) * _MIX
             value ^= value >> 29
     newest = known[value] if value in known else np.int64(-1)
@@ -292,10 +288,7 @@ def _known_state(subsets, known, older):
         return last, True
     subsets.begin.pop()
     for _ in range(begin, end):
-        subsets.nodes.pop()
-        subsets.costs.pop()
-        subsets.graph_costs.pop()
-        subsets.strings.pop()
+        subsets.entries.pop()
     return other, False
 
 
@@ -306,9 +299,7 @@ def _is_same(subsets, state, other):
     count = subsets.begin[state + 1] - a
     same = subsets.begin[other + 1] - b == count
     for k in range(count if same else 0):
-        same = same and subsets.nodes[a + k] == subsets.nodes[b + k] and subsets.costs[a + k] == subsets.costs[b + k]
-        same = same and subsets.graph_costs[a + k] == subsets.graph_costs[b + k]
-        same = same and subsets.strings[a + k] == subsets.strings[b + k]
+        same = same and subsets.entries[a + k] == subsets.entries[b + k]
     return same
 
 
