@@ -87,9 +87,9 @@ class _Call:
     ) -> None:
         check_int("beam_width", beam_width, 1, 1 << 30)
         check_number("hotword_weight", hotword_weight, negative=True)
-        if not isinstance(beam_prune_logp, Real) or not -math.inf < beam_prune_logp < 0:
+        if not isinstance(beam_prune_logp, float | Real) or not -math.inf < beam_prune_logp < 0:
             raise FieldError("beam_prune_logp", beam_prune_logp, "a finite number < 0")
-        if not isinstance(token_min_logp, Real) or math.isnan(token_min_logp):
+        if not isinstance(token_min_logp, float | Real) or math.isnan(token_min_logp):
             raise FieldError("token_min_logp", token_min_logp, "a number")
         given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
         lists = [given] if all(isinstance(phrase, str) for phrase in given) else given
