@@ -212,12 +212,12 @@ CODE_BUDGETS = {
     "live": 1245,
     "lm": 1846,
     "nemo_plugin": 3692,
-    "search": 10989,
+    "search": 10987,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41601
+PACKAGE_LINES = 41599
 PACKAGE_FILES = 191
-TESTS_LINES = 39003
+TESTS_LINES = 39000
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -133,7 +133,7 @@ class Streams:
         """Return an utterance's boosting tree, or None if there is none or it does not name its phrases."""
         fusion = self.fusion
         tree = fusion.trees[fusion.tree_of[row]] if fusion.boosting_weights[row] else None
-        return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
+        return tree if isinstance(tree, BoostingTree) else None
 
     def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
         """Store the requests, and later the inputs, of new utterances whose phrases need evidence (`evidence.py`)."""

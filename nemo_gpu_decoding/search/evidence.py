@@ -39,7 +39,6 @@ Decode = Callable[..., list[R]]
 
 def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhrase]:
     """Return the phrases of a path, in their order."""
-    assert tree.table is not None
     phrases: list[FoundPhrase] = []
     for number, begin, end in tree.occurrences(units.values):
         first, last = units.first_tokens[begin], units.end_tokens[end - 1]
@@ -94,7 +93,6 @@ def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
 
 def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:
     """Return the phrases that pass the check at least once in the best hypothesis or, if all do, each time."""
-    assert tree.table is not None
     passed: set[Key] = set()
     below: set[Key] = set()
     for (number, *_), phrase in zip(tree.occurrences(units.values), nbest.phrases, strict=True):

@@ -122,7 +122,7 @@ def test_options_of_streams_are_extra_fields():
         transcribe(server, extra_body={"phrases": '["four", "five"]', "boosting_weight": 2.5})
         transcribe(server, keywords=["four"])
         transcribe(server, extra_body={"phrases": "four"})
-    assert [*vars(seen[0]).values()][3:] == [2.5, 0.5, "en", 2]
+    assert (seen[0].request.boosting_weight, *[*vars(seen[0]).values()][3:]) == (2.5, 0.5, "en", 2)
     texts = [[phrase.text for phrase in options.request.phrases] for options in seen]
     assert texts == [["four", "five"], ["2"], ["four", "five"], ["four"], ["four"]]
 

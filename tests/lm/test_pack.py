@@ -58,9 +58,7 @@ def test_the_file_holds_what_is_packed_in_memory(tmp_path, order):
     report = pack_arpa(path, tmp_path / "lm.packed")
     lm, expected = load_packed_lm(tmp_path / "lm.packed"), pack_arpa_in_memory(path)
     assert same(lm, expected)
-    assert (lm.start_state, lm.sentence_end, lm.unknown) == (
-        expected.start_state, expected.sentence_end, expected.unknown,
-    )  # fmt: skip
+    assert all(getattr(lm, name) == getattr(expected, name) for name in ("start_state", "sentence_end", "unknown"))
     assert report.counts == lm.counts == expected.counts
     assert report.num_ngrams == len(table) == lm.num_arcs
     assert report.states == lm.num_states
@@ -86,8 +84,7 @@ def test_long_lists_of_successors_are_sorted(tmp_path):
     table = {(word,): (-1.0, -0.1) for word in words}
     followers = random.Random(1).sample(words, 250)
     table.update({("w7", word): (-float(word[1:]) - 1, -float(word[1:]) / 2) for word in followers})
-    table["w7", "w8", "w9"] = (-0.5, 0.0)
-    table["w7", "w8"] = (-9.0, -4.0)
+    table |= {("w7", "w8", "w9"): (-0.5, 0.0), ("w7", "w8"): (-9.0, -4.0)}
     lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
     state = lm.advance(0, lm.label("w7"))[1]
     for word in followers:
