@@ -35,6 +35,7 @@ import numpy as np
 
 from nemo_gpu_decoding.cache import file_key, is_held, one_process_at_a_time
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.plain_text import path_of
 
 _PAGE = 4096
 _CHUNK = 1 << 22  # bytes at a time for checksums
@@ -100,7 +101,7 @@ def write_container(
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(_SIZE.size + len(header)) % _PAGE)
     begin = _SIZE.size + len(header)
-    with written_whole(Path(path)) as temporary:
+    with written_whole(path_of(path)) as temporary:
         with open(temporary, "w+b") as file:
             data = map_zeros(file, begin + body_size, temporary)
         fill({name: _array(data[begin:], layout[name], kind.dtypes[name]) for name in shapes})

@@ -8,11 +8,17 @@ from os import PathLike
 from pathlib import Path
 from urllib.parse import unquote
 
-from nemo_gpu_decoding.checks import warn_once
+from nemo_gpu_decoding.checks import FieldError, warn_once
 
 
-def path_of(name: str | PathLike[str]) -> Path:
-    """Return the path for a file name that a user gives; resolve ~ and file:// unless a file has that exact name."""
+def path_of(name: str | PathLike[str], what: str = "path") -> Path:
+    """Return the path for a file name that a user gives; resolve ~ and file:// unless a file has that exact name.
+
+    Raises:
+        FieldError: the name is no text and no path; the message begins with `what`.
+    """
+    if not isinstance(name, str | PathLike):
+        raise FieldError(what, name, "the name of a file")
     text = os.fspath(name)
     if os.path.lexists(text):
         return Path(text)
@@ -38,7 +44,7 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
 
 def lines_of(path: str | PathLike[str]) -> list[bytes]:
     r"""Return the lines of a UTF-8 or UTF-16 file as UTF-8 bytes, without byte-order mark and "\n"."""
-    content = Path(path).read_bytes()
+    content = path_of(path).read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as Windows programs save it
         content = content.decode("utf-16", "replace").encode()
     content = content.removeprefix(b"\xef\xbb\xbf")

@@ -61,7 +61,7 @@ def load_preset(name: str) -> DictConfig:
     Raises:
         ValueError: there is no such preset, or it is no mapping with a `strategy`.
     """
-    file = path_of(name)
+    file = path_of(name, "preset")
     if not file.is_file():
         if name not in preset_names():
             ours = ", ".join(preset_names())

@@ -202,20 +202,20 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # ---------------------- Budgets: the package, its tests and its docs grow on purpose or not at all
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 2011,
+    "(root)": 2014,
     "cli": 2065,
     "cluster": 431,
     "compat": 965,
     "cuda": 948,
-    "fusion": 2101,
-    "graph": 1546,
+    "fusion": 2102,
+    "graph": 1549,
     "live": 1245,
     "lm": 1846,
     "nemo_plugin": 3692,
     "search": 10987,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41599
+PACKAGE_LINES = 41610
 PACKAGE_FILES = 191
 TESTS_LINES = 39000
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

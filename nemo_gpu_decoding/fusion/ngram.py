@@ -37,6 +37,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.lm.arpa import NGramBlock, read_arpa, without_repetitions
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.trie import BackoffArcs, NGramTrie
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -241,7 +242,7 @@ def load_ngram_lm(
         raise FieldError("vocabulary", None, "the model's vocabulary", "with encoding='pieces'")
     if vocabulary is not None and len(vocabulary) != vocab_size:
         raise ValueError(f"vocabulary has {len(vocabulary)} pieces, expected vocab_size {vocab_size}")
-    return load_lm_pool({"": Path(path)}, vocab_size, vocabulary, encoding, normalize_unk)[""]
+    return load_lm_pool({"": path_of(path)}, vocab_size, vocabulary, encoding, normalize_unk)[""]
 
 
 def load_lm_pool(

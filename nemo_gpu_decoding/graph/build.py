@@ -35,7 +35,7 @@ from nemo_gpu_decoding.graph.store import load_or_build
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, PIECE_COST, WORD_COST, Entrance
 from nemo_gpu_decoding.jit import cache_root
 from nemo_gpu_decoding.lm.arpa import ArpaReader
-from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.plain_text import path_of, read_lines
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -85,7 +85,7 @@ def build_graph(
         lexicon = spell_words(arpa, lexicon, segmentations, added_words)
     if open_vocabulary is not None and not lexicon.beginning_tokens:
         raise FieldError("beginning_tokens", (), "the tokens that may begin a word", "with an open vocabulary")
-    recipe = Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress)
+    recipe = Recipe(path_of(arpa, "arpa"), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress)
     return with_warning(recipe.load(cache), str(arpa))
 
 
@@ -161,7 +161,7 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
         raise FieldError("words", None, f"the words.txt of {path}, which has no output symbols")
     table = fst.output_symbols if words is None else words
     if isinstance(table, (str, PathLike)):
-        table = _read_symbols(Path(table))
+        table = _read_symbols(path_of(table))
     if isinstance(table, dict):  # some labels may be missing, and words after the last label of an arc are left out
         most = int(fst.arcs["output"].max(initial=0))
         last = max((label for label in table if label <= most), default=-1)

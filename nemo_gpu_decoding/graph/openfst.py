@@ -23,6 +23,7 @@ import numpy as np
 
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.plain_text import path_of
 
 _FST_MAGIC, _SYMBOLS_MAGIC = 2125659606, 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
@@ -97,12 +98,12 @@ def read_fst(path: str | PathLike[str]) -> Fst:
             truncated; the message names the file.
         OSError: the file cannot be read.
     """
-    return _Reader(Path(path)).read()
+    return _Reader(path_of(path)).read()
 
 
 def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
     """Return the input symbols of a binary OpenFst file by label, or {} if it has none."""
-    return _Reader(Path(path)).inputs or {}
+    return _Reader(path_of(path)).inputs or {}
 
 
 def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
@@ -120,7 +121,7 @@ def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
     body[is_arc] = np.ascontiguousarray(fst.arcs).view(np.uint8)
     header = FILE_MARK + _text("vector") + _text("standard")
     header += struct.pack("<iiQqqq", 2, 0, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs)
-    with written_whole(Path(path)) as temporary:
+    with written_whole(path_of(path)) as temporary:
         temporary.write_bytes(header + body.tobytes())
 
 

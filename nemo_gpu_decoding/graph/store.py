@@ -10,6 +10,7 @@ import numpy as np
 from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, naming_damage, write_arrays
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE, GraphArrays, Spellings, WordGraph
 from nemo_gpu_decoding.graph.openfst import FILE_MARK
+from nemo_gpu_decoding.plain_text import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -51,9 +52,10 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
         ValueError: the file is damaged, truncated, or no graph of this version; the message names it.
         OSError: the file cannot be read.
     """
-    content = map_container(Path(path), WORD_GRAPH, verify)
+    path = path_of(path)
+    content = map_container(path, WORD_GRAPH, verify)
     arrays, spellings = content.arrays, None
-    with naming_damage(Path(path), WORD_GRAPH.remedy):
+    with naming_damage(path, WORD_GRAPH.remedy):
         if "spelling_words" in arrays:
             spellings = Spellings(*(arrays[f"spelling_{name}"] for name in Spellings._fields))
         tables = GraphArrays(*(arrays[name] for name in GraphArrays._fields))

@@ -30,15 +30,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from os import PathLike
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_kind
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
 from nemo_gpu_decoding.lm.kenlm_binary import MAGIC, KenlmBinary
-from nemo_gpu_decoding.plain_text import as_utf8
+from nemo_gpu_decoding.plain_text import as_utf8, path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -147,14 +146,13 @@ class ArpaReader:
     """
 
     def __init__(self, path: str | PathLike[str], added: Iterable[str] = ()) -> None:
-        check_kind("the LM", path, str | PathLike, ": the name of its file")
         if isinstance(added, str):
             raise FieldError("added", added, "a list of words")
         wanted = tuple(dict.fromkeys(added))
         for word in wanted:
             if not isinstance(word, str) or word.split() != [word]:
                 raise FieldError("the word to be added", word, "one without white space")
-        self.path = Path(path)
+        self.path = path_of(path, "the LM")
         self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
         self.tokenizer = ""  # see `Arpa`
         self._kind = ""  # of compression

@@ -29,6 +29,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.lm.arpa import TOKENIZER, Arpa, NGramBlock
+from nemo_gpu_decoding.plain_text import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -119,7 +120,7 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
     """Write an LM as an ARPA file, gzipped if the name ends in ".gz"; the file is created only if writing succeeds."""
     check_kind("arpa", arpa, Arpa, ": read_arpa or estimate_ngram_lm makes it")
     counts = [len(block.symbols) for block in arpa.orders]
-    write_ngrams(Path(path), arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
+    write_ngrams(path_of(path), arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
 
 
 def write_ngrams(

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.trie import BackoffArcs, Zeros, read_trie
+from nemo_gpu_decoding.plain_text import path_of
 
 _CHUNK = 1 << 20  # n-grams at a time
 _START, _END = "<s>", "</s>"
@@ -70,7 +70,7 @@ def pack_arpa(source: Name, target: Name, *, temporary: Name | None = None, prog
     """
     announce_compilation("pack-lm")
     begin = time.perf_counter()
-    target = Path(target)
+    target = path_of(target, "target")
     target.parent.mkdir(parents=True, exist_ok=True)
     zeros = partial(_mapped_zeros, target.parent if temporary is None else temporary)
     with ArpaReader(source) as reader:

@@ -39,7 +39,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +47,7 @@ from nemo_gpu_decoding import container
 from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, no_refcount, read_only
 from nemo_gpu_decoding.lm.records import LM_STATE
+from nemo_gpu_decoding.plain_text import path_of
 
 COST_BITS = 32
 MAX_BITS = 63  # of a packed integer
@@ -268,8 +268,9 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedL
     def check(content: container.Content) -> None:
         _check_arcs(assemble(content.arrays, content.facts, str(path)))
 
-    content = container.map_container(Path(path), PACKED_LM, verify, check)
-    with container.naming_damage(Path(path), PACKED_LM.remedy):
+    path = path_of(path)
+    content = container.map_container(path, PACKED_LM, verify, check)
+    with container.naming_damage(path, PACKED_LM.remedy):
         lm = assemble(content.arrays, content.facts, str(path))
         _check_facts(lm)
     return lm

@@ -104,8 +104,7 @@ sys.exit(guarded("p", lambda: run_program("p", "", module, sys.argv[1:]), "__mai
 def test_names_are_utf_8_in_the_locale_c(tmp_path):
     (tmp_path / "\u00fc.txt").write_text("a b\n")
     # -S: in the locale C, Python cannot read a .pth file that names a folder with non-ASCII letters
-    command = [sys.executable, "-S", "-m", "nemo_gpu_decoding.cli.main", "build-lm"]
-    command += ["text=\u00fc.txt", "out=\u00f6", "order=1"]
+    command = [sys.executable, "-S", "-m", "nemo_gpu_decoding.cli.main", "build-lm", "text=\u00fc.txt", "out=\u00f6"]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": path}
     done = subprocess.run([*map(os.fsencode, command)], cwd=tmp_path, env=environment, capture_output=True)
@@ -169,6 +168,7 @@ def test_file_of_any_name_is_accepted(name, tmp_path, monkeypatch):
 def test_url_names_a_file_by_its_escaped_path(form, tmp_path):
     path = tmp_path / "ü b%.flac"
     assert path_of(form.format(quote(str(path)))) == path
+    assert str(path_of("~/lm.arpa")) == os.path.expanduser("~/lm.arpa")
 
 
 def test_values_that_yaml_would_drop_stay_texts():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding import cache
+from nemo_gpu_decoding import cache, load_graph, load_preset
 from nemo_gpu_decoding.checks import warn_once
 from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
 from nemo_gpu_decoding.fusion.allowed import allowed_tokens
@@ -584,6 +584,8 @@ def test_a_list_in_place_of_a_vocabulary_is_named(make):
         (lambda: FlexCTCBeam(1, 1).decode(np.log([[0.5, 0.5]]), [math.inf]), "lengths holds .inf., expected integers"),
         (lambda: read_arpa("a.arpa", added="ab"), "added is 'ab', expected a list of words"),
         (lambda: prune_ngram_lm("a.arpa", size=1), "arpa is 'a.arpa', expected a Arpa: read_arpa"),
+        (lambda: load_graph(None), "path is None, expected the name of a file"),
+        (lambda: load_preset(5), "preset is 5, expected the name of a file"),
         (lambda: build_ctcdecoder(["a", None]), r"labels is \['a', None\], expected a list of texts"),
     ],
 )

@@ -162,11 +162,10 @@ def test_pack_that_is_killed_keeps_the_older_file(write, tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert target.read_bytes() == b"older"
     (abandoned,) = tmp_path.glob(".lm.packed.*")
-    for file in abandoned.iterdir():
-        os.utime(file, (time.time() + 3600,) * 2)  # new, however slow this machine is
+    set_age(abandoned, -3600)  # new, however slow this machine is
     pack_arpa(tmp_path / "lm.arpa", target)
     assert abandoned.exists()  # for a minute it may belong to somebody
-    made_long_ago(abandoned)
+    set_age(abandoned, 3600)
     (mine := tmp_path / ".lm.packed.mine").mkdir()
     pack_arpa(tmp_path / "lm.arpa", target)
     assert sorted(tmp_path.iterdir()) == [mine, tmp_path / "lm.arpa", target]
@@ -177,16 +176,15 @@ def test_unfinished_file_of_a_living_process_stays(write, tmp_path):
     target = tmp_path / "lm.packed"
     with written_whole(target) as unfinished:
         unfinished.write_bytes(b"theirs")
-        made_long_ago(unfinished.parent)
+        set_age(unfinished.parent, 3600)
         pack_arpa(write(TRIGRAM), target)
         assert unfinished.read_bytes() == b"theirs"
     assert target.read_bytes() == b"theirs"
 
 
-def made_long_ago(folder):
-    """An hour, which is longer than any process waits before it locks its folder."""
+def set_age(folder, seconds):
     for file in folder.iterdir():
-        os.utime(file, (time.time() - 3600,) * 2)
+        os.utime(file, (time.time() - seconds,) * 2)
 
 
 def test_memory_does_not_grow_with_the_number_of_ngrams(tmp_path, monkeypatch):
