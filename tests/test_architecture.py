@@ -217,7 +217,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 41610
 PACKAGE_FILES = 191
-TESTS_LINES = 39000
+TESTS_LINES = 38999
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400

@@ -267,7 +267,6 @@ def test_alternatives_are_given_to_streams_that_ask(arguments, shared, speech):
     slots = [slot for slot in step.final.alternatives if slot.word_index is not None]
     assert [slot[:3] for slot in slots] == [(n, *word[1:3]) for n, word in enumerate(step.final.words)]
     assert not other.final.alternatives
-    assert own._n_best == {}
 
 
 def test_too_many_alternatives_are_refused(shared):
@@ -335,7 +334,6 @@ def test_warm_up_leaves_no_state(shared, speech):
     for own in (shared, recognizer(f"model={CAUSAL}", "strategy=alsd_pp", "max_streams=1", "max_n_best=2")):
         warm_up(own)
         assert not own.pipeline._state_pool
-        assert not own._n_best
     assert streamed(shared, speech[:1])[0][1] == expected
 
 

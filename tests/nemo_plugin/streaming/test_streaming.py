@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.streaming import hooks, searching_pipelines
 from tests.assets import ASSETS, quoted, speech
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
@@ -98,7 +99,7 @@ def test_pipelines_give_the_results_of_the_search(ctc_pipeline, decoding, files,
     ours = ctc_pipeline(decoding)
     found = texts_of(ours.run(files))
     assert found != greedy
-    infer = hooks.ctc_search(ours.asr_model.asr_model)
+    infer = hooks.search_of(ours.asr_model.asr_model, CTCInfer)
     expected = sorted(ours.tokenizer.ids_to_text(tokens).strip() for tokens in one_shot(infer, pushed))
     assert len(expected) == len(files)
     assert sorted(found) == expected
@@ -107,7 +108,7 @@ def test_pipelines_give_the_results_of_the_search(ctc_pipeline, decoding, files,
 def test_end_of_utterance_returns_its_best_hypothesis(ctc_pipeline, pauses, pushed):
     ours = ctc_pipeline(FLEXCTC, eou=80)
     found = ours.run(pauses)
-    expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
+    expected = one_shot(hooks.search_of(ours.asr_model.asr_model, CTCInfer), pushed)
     assert len(expected) > 2
     words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
     assert sorted("".join(words)) == sorted("".join(texts_of(found)).replace(" ", ""))
@@ -247,7 +248,7 @@ def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, 
     assert len(ended) > 2
     assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
     assert len(pushed) == len(ended) + 2  # and those that end with the files
-    expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
+    expected = one_shot(hooks.search_of(ours.asr_model.asr_model, CTCInfer), pushed)
     words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
     assert sorted("".join(words)) == sorted("".join(texts_of(transcripts)).replace(" ", ""))
 
@@ -275,10 +276,10 @@ def test_a_model_that_was_saved_with_a_strategy_searches(ctc_model, files, tmp_p
     ctc_model.save_to(str(tmp_path / "saved.nemo"))
     ours = pipeline("buffered", str(tmp_path / "saved.nemo"), None)
     found = texts_of(ours.run(files[:2]))
-    expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
+    expected = one_shot(hooks.search_of(ours.asr_model.asr_model, CTCInfer), pushed)
     assert sorted(found) == sorted(ours.tokenizer.ids_to_text(tokens).strip() for tokens in expected)
     greedy = pipeline("buffered", str(tmp_path / "saved.nemo"), {"strategy": "greedy"})
-    assert hooks.ctc_search(greedy.asr_model.asr_model) is None
+    assert hooks.search_of(greedy.asr_model.asr_model, CTCInfer) is None
 
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
